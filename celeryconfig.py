@@ -1,0 +1,116 @@
+"""All settings of Celery, so that bare `celery beat` and `celery -A tasks …` mean the same. Each line says why.
+
+The broker only rings the bell: a message carries task ids and nothing else, may be lost or come twice, and is presumed
+a duplicate until the guard admits it. So these settings prefer "again" over "never", and "soon" over "late".
+"""
+
+from __future__ import annotations
+
+from kombu import Exchange, Queue
+
+import settings
+
+_settings = settings.current()
+
+broker_url = _settings.broker_url
+_is_redis = broker_url.partition(":")[0] in ("redis", "rediss")
+
+# Only JSON, in both directions: a pickled message is code from whoever reached the broker.
+accept_content = ["json"]
+result_accept_content = ["json"]
+task_serializer = "json"
+result_serializer = "json"
+event_serializer = "json"
+
+# Results live in the ledger.
+task_ignore_result = True
+task_store_errors_even_if_ignored = False
+
+# A message is acknowledged when its work is settled, and given back when the process that held it dies.
+task_acks_late = True
+task_reject_on_worker_lost = True
+task_acks_on_failure_or_timeout = True  # a failure is settled in the ledger; the broker's copy has done its duty
+worker_prefetch_multiplier = 1  # one message in hand: waiting ones stay visible and go to whoever is free
+worker_cancel_long_running_tasks_on_connection_loss = False  # the duplicate is harmless (guard); killing work is not
+
+# Nothing scheduled sits in a worker's memory: due times live in the ledger, and no ETA outlives a visibility timeout.
+task_time_limit = 1800  # below visibility_timeout, or a long task would be delivered again while it runs
+task_soft_time_limit = 1740
+
+# SIGTERM gives running and prefetched messages back within seconds (with REMAP_SIGTERM, see tasks/celery.py).
+worker_soft_shutdown_timeout = 5.0
+worker_enable_soft_shutdown_on_idle = False  # it would wait for ETA tasks; there are none
+
+# A broker that is away is waited for, always: the default gives up after 100 tries.
+broker_connection_retry = True
+broker_connection_retry_on_startup = True
+broker_connection_max_retries = None
+broker_channel_error_retry = True
+broker_connection_timeout = 5
+broker_heartbeat = 30  # AMQP: notices a silent peer; Redis has health_check_interval
+broker_pool_limit = 10
+
+if _is_redis:
+    broker_transport_options = {
+        "visibility_timeout": 3600,  # how long an unacknowledged message waits before another worker gets it
+        "unacked_restore_interval": 5,  # look for such messages every 5 s instead of about every 100 s
+        "unacked_restore_throttle": 1,
+        "health_check_interval": 10,  # a dead connection is noticed without traffic
+        "socket_timeout": 15,
+        "socket_connect_timeout": 5,
+        "socket_keepalive": True,
+        "global_keyprefix": "celeriac:",  # the broker may be shared with others
+        "priority_steps": list(range(10)),  # ten priorities, 0 first; publishers translate ours (9 most urgent)
+        "queue_order_strategy": "priority",
+    }
+    _queue_arguments = {}
+else:
+    broker_transport_options = {
+        "confirm_publish": True,  # without it a publish into a full or closing RabbitMQ is lost in silence
+        "connect_timeout": 5,
+        "read_timeout": 60,  # twice the heartbeat
+        "write_timeout": 15,
+    }
+    _queue_arguments = {"x-queue-type": "quorum"}  # replicated and on disk; classic mirrored queues are gone
+    task_default_queue_type = "quorum"
+    worker_detect_quorum_queues = True
+
+# Work and ticks apart, so that a full work queue never delays the relay. The dead-letter queue is not here on purpose:
+# a worker without -Q consumes every queue in this list.
+_exchange = Exchange("celeriac", type="direct", durable=True)
+task_queues = [
+    Queue(name, _exchange, routing_key=name, durable=True, queue_arguments=_queue_arguments)
+    for name in ("ingest", "system")
+]
+task_default_queue = "ingest"
+task_default_exchange = "celeriac"
+task_default_routing_key = "ingest"
+task_create_missing_queues = False  # a misspelt queue is an error, not a place where messages wait for ever
+task_routes = {
+    "tasks.ingest": {"queue": "ingest", "routing_key": "ingest"},
+    "tasks.*": {"queue": "system", "routing_key": "system"},
+    "outbox.*": {"queue": "system", "routing_key": "system"},
+    "receipts.*": {"queue": "system", "routing_key": "system"},
+}
+
+# Flower and `celery events` see the workers. Events carry ids: messages have nothing else in them.
+worker_send_task_events = True
+task_send_sent_event = True
+
+worker_hijack_root_logger = False  # LOG_FORMAT is ours (tasks/celery.py)
+worker_redirect_stdouts = False
+enable_utc = True
+timezone = "UTC"
+imports = ("tasks.system",)
+
+# Ticks expire with their interval: while no system worker runs, they do not pile up.
+BEAT_SEEN_SECONDS = 5.0
+beat_scheduler = "celery.beat:Scheduler"  # needs no file: what was last run is in the ledger
+beat_max_loop_interval = 1
+beat_schedule = {
+    "beat-seen": {
+        "task": "tasks.beat_seen",
+        "schedule": BEAT_SEEN_SECONDS,
+        "options": {"expires": BEAT_SEEN_SECONDS, "ignore_result": True},
+    },
+}

@@ -1,0 +1,27 @@
+"""The doctor: looks at everything that Celeriac stands on, in order, and says what to do where it is not right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from checks import ledger, project, servers, workers
+from checks.finding import Finding, fail
+from models.errors import CeleriacError
+from settings import Settings, SettingsError
+
+CHECKS: tuple[tuple[str, Callable[[Settings], Iterable[Finding]]], ...] = (
+    ("project", project.check),
+    ("ledger", ledger.check),
+    ("broker", servers.check_broker),
+    ("receipts", servers.check_receipts),
+    ("workers", workers.check),
+)
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """One after the other; a subject that cannot be looked at is a finding, and the others are still looked at."""
+    for subject, check in CHECKS:
+        try:
+            yield from check(settings)
+        except (CeleriacError, SettingsError) as error:
+            yield fail(subject, error.message, "make the server reachable, or correct its address")

@@ -1,0 +1,81 @@
+"""Whether PostgreSQL keeps what it confirmed, has our schema, and tells the right time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from checks.finding import Finding, Level, expect, fail, ok, warn
+from models.engine import make_engine
+from models.schema import current_revision, head_revision, known_revisions
+from settings import Settings
+
+OLDEST: Final = 15
+SKEW_SECONDS: Final = 2.0
+SETTINGS: Final = text("""
+    SELECT name, setting FROM pg_settings
+    WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'max_prepared_transactions')
+""")
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    engine = make_engine(settings.database_url)
+    try:
+        with engine.connect() as connection:
+            yield from _durability(connection)
+            yield _skew(connection)
+            yield from _schema(connection)
+    finally:
+        engine.dispose()
+
+
+def _durability(connection: Connection) -> Iterator[Finding]:
+    version = connection.execute(text("SHOW server_version_num")).scalar_one()
+    if int(version) // 10_000 < OLDEST:
+        yield fail("postgres.version", f"is {version}", f"use PostgreSQL {OLDEST} or newer")
+    else:
+        yield ok("postgres.version", connection.execute(text("SHOW server_version")).scalar_one())
+    found: dict[str, str] = {row.name: row.setting for row in connection.execute(SETTINGS)}
+    yield expect("postgres.fsync", found["fsync"], "on", "set fsync = on: a crash may damage the ledger")
+    yield expect(
+        "postgres.full_page_writes", found["full_page_writes"], "on", "set full_page_writes = on", else_=Level.WARN
+    )
+    if found["synchronous_commit"] == "off":
+        remedy = "set synchronous_commit = on, for the server, the database and the role: a crash forgets commits"
+        yield fail("postgres.synchronous_commit", "is off", remedy)
+    else:
+        yield ok("postgres.synchronous_commit", found["synchronous_commit"])
+    if int(found["max_prepared_transactions"]) == 0:
+        remedy = "set max_prepared_transactions = 64 and restart PostgreSQL: two-phase sinks need it"
+        yield fail("postgres.max_prepared_transactions", "is 0", remedy)
+    else:
+        yield ok("postgres.max_prepared_transactions", found["max_prepared_transactions"])
+
+
+def _skew(connection: Connection) -> Finding:
+    before = time.time()
+    there = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    skew = there - (before + time.time()) / 2
+    if abs(skew) > SKEW_SECONDS:
+        return warn(
+            "clock", f"the database is {skew:+.1f} s from this machine", "run NTP on both; only the database's decides"
+        )
+    return ok("clock", f"{skew * 1000:+.0f} ms between database and this machine")
+
+
+def _schema(connection: Connection) -> Iterator[Finding]:
+    found, head = current_revision(connection), head_revision()
+    if found == head:
+        yield ok("schema", f"at {head}")
+    elif found is None or found in known_revisions():
+        yield fail("schema", f"at {found or 'nothing'}, this code needs {head}", "run `manage.py migrate`")
+        return
+    else:
+        yield fail("schema", f"at {found}, which this code does not know", "run the newer Celeriac that migrated it")
+        return
+    shift = connection.execute(text("SELECT shift FROM ledger_clock WHERE shift <> interval '0'")).scalar()
+    if shift is not None:
+        yield fail("ledger_clock", f"the ledger's time is moved by {shift}", "DELETE FROM ledger_clock, as superuser")

@@ -1,0 +1,76 @@
+"""Whether the broker answers, and whether the receipt Redis has written to the disk what it answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+import redis
+from kombu import Connection
+
+from checks.finding import Finding, Level, expect, fail, ok, warn
+from models.errors import Unreachable
+from settings import Settings
+
+OLDEST_REDIS: Final = (6, 2)
+CONFIGURE: Final = "set it in redis.conf and with CONFIG SET"
+
+
+def check_broker(settings: Settings) -> Iterator[Finding]:
+    url = settings.broker_url
+    if urlsplit(url).scheme in ("redis", "rediss"):
+        yield from _redis("broker", url, {"maxmemory-policy": "noeviction"}, Level.WARN)
+    else:
+        yield _amqp(url)
+
+
+def check_receipts(settings: Settings) -> Iterator[Finding]:
+    wanted = {
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "no-appendfsync-on-rewrite": "no",
+        "maxmemory-policy": "noeviction",
+    }
+    yield from _redis("receipts", settings.redis_url, wanted, Level.FAIL)
+
+
+def _redis(name: str, url: str, wanted: dict[str, str], else_: Level) -> Iterator[Finding]:
+    try:
+        with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, decode_responses=True) as client:
+            version = str(client.info("server")["redis_version"])
+            found = {setting: _config(client, setting) for setting in wanted}
+    except (redis.RedisError, ValueError) as error:
+        raise Unreachable(f"Redis at {_place(url)} cannot be reached: {error}.") from None
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_REDIS:
+        yield fail(f"{name}.version", f"is {version}", "use Redis 6.2 or newer")
+    else:
+        yield ok(f"{name}.version", version)
+    for setting, value in wanted.items():
+        if found[setting] is None:
+            yield warn(f"{name}.{setting}", "cannot be read here", f"make sure that it is {value}")
+        else:
+            yield expect(f"{name}.{setting}", found[setting], value, CONFIGURE, else_=else_)
+
+
+def _config(client: redis.Redis, setting: str) -> str | None:
+    """None where CONFIG is forbidden, as on most rented servers."""
+    try:
+        return str(client.config_get(setting)[setting])
+    except (redis.ResponseError, KeyError):
+        return None
+
+
+def _amqp(url: str) -> Finding:
+    try:
+        with Connection(url, connect_timeout=5) as connection:
+            connection.connect()
+            properties = connection.connection.server_properties
+            return ok("broker", f"{properties.get('product')} {properties.get('version')}")
+    except Exception as error:  # kombu's transports raise errors of their own kinds
+        raise Unreachable(f"RabbitMQ at {_place(url)} cannot be reached: {error}.") from None
+
+
+def _place(url: str) -> str:
+    address = urlsplit(url)
+    return f"{address.hostname}:{address.port}"

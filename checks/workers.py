@@ -1,0 +1,52 @@
+"""Whether somebody works on every queue, and whether beat ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from checks.finding import Finding, fail, ok, warn
+from models.engine import engine
+from settings import Settings
+
+PATIENCE_SECONDS: Final = 2.0
+LATE_TICKS: Final = 4
+
+
+def check(_settings: Settings) -> Iterator[Finding]:
+    from tasks.celery import app  # noqa: PLC0415 - importing it needs a broker's address
+
+    inspector = app.control.inspect(timeout=PATIENCE_SECONDS)
+    consumed = {name: {queue["name"] for queue in queues} for name, queues in (inspector.active_queues() or {}).items()}
+    if not consumed:
+        yield fail("workers", "no worker answers", "start one: `celery -A tasks worker`")
+    else:
+        yield ok("workers", ", ".join(sorted(consumed)))
+        yield from _queues(consumed, {queue.name for queue in app.conf.task_queues})
+    yield _beat()
+
+
+def _queues(consumed: dict[str, set[str]], declared: set[str]) -> Iterator[Finding]:
+    served = set().union(*consumed.values())
+    if missing := sorted(declared - served):
+        yield fail("queues", f"nobody consumes {', '.join(missing)}", "start a worker for it: `celery -A tasks worker`")
+    else:
+        yield ok("queues", f"{', '.join(sorted(declared))} are consumed")
+    if strange := sorted(served - declared):
+        remedy = f"known queues are {', '.join(sorted(declared))}; look at the -Q of your workers"
+        yield warn("queues", f"consumed but unknown: {', '.join(strange)}", remedy)
+
+
+def _beat() -> Finding:
+    from celeryconfig import BEAT_SEEN_SECONDS  # noqa: PLC0415 - as above
+    from tasks.system import BEAT  # noqa: PLC0415
+    from tasks.ticks import tick_age  # noqa: PLC0415
+
+    remedy = "start `celery -A tasks beat` and a worker for the queue `system`"
+    with engine().connect() as connection:
+        age = tick_age(connection, BEAT)
+    if age is None:
+        return warn("beat", "was never seen", remedy)
+    if age.total_seconds() > LATE_TICKS * BEAT_SEEN_SECONDS:
+        return warn("beat", f"was last seen {age.total_seconds():.0f} s ago", remedy)
+    return ok("beat", f"seen {age.total_seconds():.1f} s ago")

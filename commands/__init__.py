@@ -1,0 +1,46 @@
+"""The commands of `manage.py`, one file per subject: parse, call one function, print its value, return an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from commands import check, config, ledger, stack
+from commands.output import complain
+from models.errors import CeleriacError
+from settings import SettingsError
+
+app = typer.Typer(
+    name="manage.py",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Celeriac: Celery tasks whose effects happen once, with a receipt.",
+    epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for subject in (stack, ledger, check, config):
+    subject.register(app)
+
+
+def main() -> int:
+    """Run one command; errors of ours are sentences, never tracebacks."""
+    try:
+        app()
+    except (CeleriacError, SettingsError) as error:
+        complain(error.message)
+        return error.exit_code
+    except OSError as error:
+        complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

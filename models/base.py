@@ -1,0 +1,92 @@
+"""What every table shares: the names of constraints, the column types, the clock as a default, the CHECK of an enum.
+
+Constraint names are part of the schema (an error names the constraint it broke), so they follow one convention and the
+migrations write the same names as literals.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final
+
+from sqlalchemy import CheckConstraint, DateTime, Dialect, Interval, MetaData, Text, TypeDecorator, Uuid, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+from models.status import EventStatus, TaskStatus
+
+NAMES: Final = {
+    "pk": "pk_%(table_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+}
+
+# For tables whose rows change several times in a short life: room in the page for the next version of a row, and a
+# vacuum that starts after a fixed number of dead rows, however large the table is, and does not pause.
+HOT: Final[dict[str, int]] = {
+    "fillfactor": 60,
+    "autovacuum_vacuum_scale_factor": 0,
+    "autovacuum_vacuum_threshold": 1000,
+    "autovacuum_vacuum_cost_delay": 0,
+}
+
+
+class EnumText(TypeDecorator[StrEnum]):
+    """A `StrEnum` kept as text; its CHECK is `status_check`. (A native enum could not lose a value in a migration.)"""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, enum: type[StrEnum]) -> None:
+        super().__init__()
+        self.enum = enum
+
+    def process_bind_param(self, value: StrEnum | str | None, _dialect: Dialect) -> str | None:
+        return None if value is None else self.enum(value).value
+
+    def process_result_value(self, value: Any, _dialect: Dialect) -> StrEnum | None:
+        return None if value is None else self.enum(value)
+
+
+class Base(DeclarativeBase):
+    """The base of every table of the ledger."""
+
+    metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: Text(),
+        datetime: DateTime(timezone=True),
+        timedelta: Interval(),
+        uuid.UUID: Uuid(),
+        list[uuid.UUID]: ARRAY(Uuid()),
+        list[str]: ARRAY(Text()),
+        TaskStatus: EnumText(TaskStatus),
+        EventStatus: EnumText(EventStatus),
+    }
+
+
+# The default is for rows written by hand: it calls the function once per row. A statement that writes many rows says
+# `(SELECT ledger_now())` itself, which is evaluated once.
+Stamp = Annotated[datetime, mapped_column(server_default=text("ledger_now()"))]
+Json = Annotated[Any, mapped_column(JSONB(none_as_null=True))]
+JsonObject = Annotated[dict[str, Any], mapped_column(JSONB(none_as_null=True), server_default=text("'{}'"))]
+Actor = Annotated[str, mapped_column(server_default=text("CURRENT_USER"))]
+
+
+def status_check(column: str, enum: type[StrEnum]) -> CheckConstraint:
+    """The CHECK that a column holds a value of the enum and nothing else."""
+    return CheckConstraint(f"{column} IN ({quoted(*enum)})", name=column)
+
+
+def lease_check() -> CheckConstraint:
+    """The CHECK that a token and its end come together and name a holder."""
+    return CheckConstraint(
+        "(lease_token IS NULL) = (lease_until IS NULL) AND (lease_token IS NULL OR holder IS NOT NULL)", name="lease"
+    )
+
+
+def quoted(*values: str) -> str:
+    """The values as a list of SQL literals; they are our own constants, never input."""
+    return ", ".join(f"'{value}'" for value in values)

@@ -1,0 +1,64 @@
+"""Single chats: what the saver of accepted receipts writes. A message's id is its task's id is its serverMsgId."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from models.base import Base, Stamp
+
+
+class Chat(Base):
+    """The one chat of two users, who are kept in order so that both find the same row, also when they race."""
+
+    __tablename__ = "chat"
+    __table_args__ = (
+        UniqueConstraint("first_user_id", "second_user_id"),
+        # Code point order, as Python's `sorted` has it, whatever the database's own collation is.
+        CheckConstraint('first_user_id COLLATE "C" <= second_user_id COLLATE "C"', name="user_order"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
+    first_user_id: Mapped[str]
+    second_user_id: Mapped[str]
+    created_at: Mapped[Stamp]
+
+
+class ChatMember(Base):
+    """A user in a chat, and how far that user has read."""
+
+    __tablename__ = "chat_member"
+    # The chats of one user.
+    __table_args__ = (Index("ix_chat_member_user_id", "user_id"),)
+
+    chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("chat.id", ondelete="CASCADE"), primary_key=True)
+    user_id: Mapped[str] = mapped_column(primary_key=True)
+    read_until_at: Mapped[datetime | None]
+    created_at: Mapped[Stamp]
+
+
+class ChatMessage(Base):
+    """A saved message. `sent_at` is the sender's own clock: shown, never trusted."""
+
+    __tablename__ = "chat_message"
+    __table_args__ = (
+        # A client that sends again after a lost receipt is the same message.
+        UniqueConstraint("from_user_id", "client_msg_id"),
+        # The history of a chat, page by page.
+        Index("ix_chat_message_history", "chat_id", "accepted_at", "id"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
+    chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("chat.id", ondelete="CASCADE"))
+    client_msg_id: Mapped[str]
+    from_user_id: Mapped[str]
+    to_user_id: Mapped[str]
+    msg_type: Mapped[str] = mapped_column(server_default="text")
+    body: Mapped[str]
+    producer_server_id: Mapped[str | None]
+    sent_at: Mapped[datetime | None]
+    accepted_at: Mapped[Stamp]
+    saved_at: Mapped[Stamp]

@@ -1,0 +1,48 @@
+"""Documents and their searchable pieces: what the `knowledge` handlers write."""
+
+from __future__ import annotations
+
+import uuid
+
+from sqlalchemy import BigInteger, CheckConstraint, Computed, ForeignKey, Index, text
+from sqlalchemy.dialects.postgresql import TSVECTOR
+from sqlalchemy.orm import Mapped, mapped_column
+
+from models.base import Base, Stamp
+
+
+class Document(Base):
+    """A file as it was uploaded."""
+
+    __tablename__ = "document"
+    __table_args__ = (
+        CheckConstraint("octet_length(sha256) = 32", name="sha256"),
+        CheckConstraint("size_bytes = octet_length(content)", name="size_bytes"),
+    )
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
+    name: Mapped[str]
+    media_type: Mapped[str]
+    sha256: Mapped[bytes]
+    content: Mapped[bytes]
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[Stamp]
+    updated_at: Mapped[Stamp]
+
+
+class DocumentChunk(Base):
+    """A piece of a document. Words are not stemmed ('simple'): documents come in any language."""
+
+    __tablename__ = "document_chunk"
+    __table_args__ = (
+        CheckConstraint("position >= 0", name="position"),
+        # GET /api/knowledge/search
+        Index("ix_document_chunk_words", "words", postgresql_using="gin"),
+    )
+
+    document_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("document.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    text: Mapped[str]
+    words: Mapped[str] = mapped_column(
+        TSVECTOR, Computed("to_tsvector('simple'::regconfig, text)", persisted=True), nullable=False
+    )

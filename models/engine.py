@@ -1,0 +1,86 @@
+"""Connections to the ledger: how they are made, shared within a process, and forgotten after a fork.
+
+A server that cannot be reached is `Unreachable`, one sentence with its host and port and never its password, wherever
+in the project the connection was asked for. A connection that breaks later stays SQLAlchemy's error: what it was doing
+may have been done or not, and only the caller knows how to find out.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+from sqlalchemy import URL, Engine, ExceptionContext, create_engine, event, make_url
+from sqlalchemy.orm import Session, sessionmaker
+
+import settings
+from models.errors import Unreachable
+
+# A host that vanished without a word is noticed after 30 + 3 · 5 s when idle, after 30 s when something was sent to it.
+CONNECT_ARGS: Final[dict[str, str | int]] = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 30,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+_engines: dict[str, Engine] = {}
+
+
+def make_engine(url: str, *, application_name: str = "celeriac", **options: Any) -> Engine:
+    """An engine of its own. What the URL's query says (`?connect_timeout=2`) wins over our defaults."""
+    address = make_url(url)
+    ours = {"application_name": application_name, **CONNECT_ARGS}
+    made = create_engine(
+        address,
+        pool_pre_ping=True,
+        hide_parameters=True,  # payloads stay out of error texts and logs
+        connect_args={name: value for name, value in ours.items() if name not in address.query},
+        **options,
+    )
+    event.listen(made, "handle_error", _say_who_is_unreachable)
+    return made
+
+
+def engine() -> Engine:
+    """The engine that this process shares, for the database of the settings."""
+    url = settings.current().database_url
+    if url not in _engines:
+        _engines.setdefault(url, make_engine(url))  # two threads may both make one; neither has connected yet
+    return _engines[url]
+
+
+def sessions() -> sessionmaker[Session]:
+    """The session factory that this process shares. Objects stay readable after their commit."""
+    return _sessions(engine())
+
+
+def forget_inherited_connections() -> None:
+    """To be called in a child after fork: drop the parent's connections without closing them under its feet."""
+    for inherited in _engines.values():
+        inherited.dispose(close=False)
+
+
+def place(url: URL) -> str:
+    """Where a database is, for people: host and port, nothing secret."""
+    host = url.host or url.query.get("host") or "the local socket"
+    port = url.port or url.query.get("port") or 5432
+    return f"{host}:{port}"
+
+
+@lru_cache
+def _sessions(bind: Engine) -> sessionmaker[Session]:
+    return sessionmaker(bind, expire_on_commit=False)
+
+
+def _say_who_is_unreachable(context: ExceptionContext) -> Unreachable | None:
+    """Only a failure to connect has no connection; a failed ping is followed by the pool's own new attempt."""
+    if context.connection is not None or context.is_pre_ping or context.engine is None:
+        return None
+    url = context.engine.url
+    reason = str(context.original_exception).strip().partition("\n")[0].rpartition("failed: ")[2].strip()
+    if url.password:
+        reason = reason.replace(url.password, "***")
+    return Unreachable(f"PostgreSQL at {place(url)} cannot be reached: {reason.rstrip('.') or 'no answer'}.")

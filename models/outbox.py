@@ -1,0 +1,77 @@
+"""The outbox: what is to be told to the world outside, written in the transaction that made it true.
+
+`INSERT INTO outbox_event (destination, payload) VALUES (…)` is a complete event: NEW, due at once, with no lease.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from models.base import HOT, Base, Json, JsonObject, Stamp, status_check
+from models.status import EventStatus
+
+
+class OutboxEvent(Base):
+    """One message to one destination. Claimable (P17): NEW or RETRYING, due, and without a live lease."""
+
+    __tablename__ = "outbox_event"
+    __table_args__ = (
+        status_check("status", EventStatus),
+        CheckConstraint("(status = 'SENT') = (sent_at IS NOT NULL)", name="sent_has_a_time"),
+        CheckConstraint("(lease_token IS NULL) = (lease_until IS NULL)", name="lease"),
+        CheckConstraint("status IN ('NEW', 'RETRYING') OR lease_token IS NULL", name="final_holds_no_lease"),
+        CheckConstraint("attempt_count >= 0", name="attempt_count"),
+        # The relay claims what is unsent, oldest due first; events scheduled for later lie behind its range. The lease
+        # columns are in no index, so claiming and renewing stay HOT.
+        Index(
+            "ix_outbox_event_unsent",
+            text("coalesce(next_retry_at, '-infinity')"),
+            "id",
+            postgresql_where=text("status IN ('NEW', 'RETRYING')"),
+        ),
+        # check_dedup: was this very payload sent to this destination? Rings carry no payload_sha and stay out of it.
+        Index(
+            "ix_outbox_event_dedup",
+            "destination",
+            "payload_sha",
+            postgresql_where=text("status = 'SENT' AND payload_sha IS NOT NULL"),
+        ),
+        {"postgresql_with": HOT},
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    destination: Mapped[str]
+    payload: Mapped[Json]
+    payload_sha: Mapped[str | None]
+    headers: Mapped[JsonObject]
+    ordering_key: Mapped[str | None]
+    status: Mapped[EventStatus] = mapped_column(server_default="NEW")
+    attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
+    next_retry_at: Mapped[datetime | None]
+    locked_by: Mapped[str | None]
+    locked_at: Mapped[datetime | None]
+    lease_token: Mapped[uuid.UUID | None]
+    lease_until: Mapped[datetime | None]
+    last_error: Mapped[str | None]
+    external_id: Mapped[str | None]
+    created_at: Mapped[Stamp]
+    sent_at: Mapped[datetime | None]
+
+
+class OutboxAudit(Base):
+    """What became of one attempt to send, by its `outbox_flush_*` code. An error of the whole claim names no event."""
+
+    __tablename__ = "outbox_audit"
+    # The audit of one event, on its page and when it is pruned.
+    __table_args__ = (Index("ix_outbox_audit_outbox_id", "outbox_id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    outbox_id: Mapped[int | None] = mapped_column(BigInteger)
+    code: Mapped[str]
+    worker_id: Mapped[str]
+    detail: Mapped[str | None]
+    created_at: Mapped[Stamp]

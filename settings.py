@@ -1,0 +1,315 @@
+"""Every knob of Celeriac once: its name, type, default and meaning.
+
+A value comes from the environment; the canonical name (the field's, in capitals) wins over the seed's alias. The three
+server addresses come, in this order, from DATABASE_URL, BROKER_URL and REDIS_URL, or from the stack that runs under
+CELERIAC_HOME. `docs/configuration.md` and `manage.py config` are made from this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+ROOT: Final = Path(__file__).resolve().parent
+SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
+
+
+class SettingsError(Exception):
+    """A setting is missing or wrong. Carries the same attributes as `models.errors.CeleriacError`."""
+
+    code: ClassVar[str] = "bad_setting"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class NotConfigured(SettingsError):
+    """No server is named and no stack runs."""
+
+    code = "not_configured"
+    http_status = 503
+    exit_code = 3
+
+
+def _words(value: object) -> object:
+    """`a, b` → ("a", "b"); empty → ()."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+
+
+def knob(default: Any, meaning: str, *names: str, **bounds: Any) -> Any:
+    """One setting. `names` is given only where a seed knows it by another name: the canonical name first."""
+    if names:
+        bounds["validation_alias"] = AliasChoices(*names)
+    return Field(default, description=meaning, **bounds)
+
+
+def _url(*schemes: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value and value.partition("://")[0] not in schemes:
+            raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        return value
+
+    return AfterValidator(check)
+
+
+class Settings(BaseSettings):
+    """The environment, read once and checked."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    # servers: empty means the stack under CELERIAC_HOME
+    given_database_url: Annotated[str, _url("postgresql", "postgres", "postgresql+psycopg2")] = knob(
+        "", "PostgreSQL that holds the ledger; empty: the embedded one", "DATABASE_URL"
+    )
+    given_broker_url: Annotated[str, _url("redis", "rediss", "amqp", "amqps")] = knob(
+        "", "Redis or RabbitMQ that rings the bell; empty: the embedded Redis", "BROKER_URL"
+    )
+    given_redis_url: Annotated[str, _url("redis", "rediss")] = knob(
+        "", "Redis that keeps accepted receipts; empty: the embedded one", "REDIS_URL"
+    )
+    celeriac_home: Path = knob(Path(".celeriac"), "data, logs, secrets of the embedded stack; relative to this project")
+    celeriac_redis_server: str = knob("", "path of a redis-server or valkey-server ≥ 6.2 for the embedded stack")
+
+    # tasks
+    ingest_max_attempts: int = knob(
+        10, "failures until a task is DEAD", "INGEST_MAX_ATTEMPTS", "INGEST_REDIS_MAX_ATTEMPTS", ge=1
+    )
+    ingest_retry_base_backoff_ms: int = knob(
+        1000,
+        "wait after the first failure",
+        "INGEST_RETRY_BASE_BACKOFF_MS",
+        "INGEST_REDIS_RETRY_BASE_BACKOFF_MS",
+        ge=0,
+    )
+    ingest_retry_max_backoff_ms: int = knob(
+        600_000, "longest wait", "INGEST_RETRY_MAX_BACKOFF_MS", "INGEST_REDIS_RETRY_MAX_BACKOFF_MS", ge=0
+    )
+    ingest_retry_jitter: float = knob(0.0, "share by which a wait varies at random", ge=0, lt=1)
+    ingest_lease_seconds: int = knob(60, "how long a claim of tasks holds unless it is renewed", ge=1)
+    ingest_redis_reclaim_idle_ms: int | None = knob(
+        None, "the seed's name for INGEST_LEASE_SECONDS, in milliseconds; rounded up to at least one second", ge=0
+    )
+    ingest_ring_grace_ms: int = knob(10_000, "age after which a ring that nobody answered may count as lost", ge=0)
+    ingest_reclaim_enabled: bool = knob(
+        True,
+        "take over the tasks of lost workers",
+        "INGEST_RECLAIM_ENABLED",
+        "INGEST_REDIS_RECLAIM_ENABLED",
+    )
+    ingest_reclaim_interval_ms: int = knob(
+        5000,
+        "time between two looks for lost tasks",
+        "INGEST_RECLAIM_INTERVAL_MS",
+        "INGEST_REDIS_RECLAIM_INTERVAL_MS",
+        ge=100,
+    )
+    ingest_reclaim_batch_size: int = knob(
+        500,
+        "lost tasks taken over at once",
+        "INGEST_RECLAIM_BATCH_SIZE",
+        "INGEST_REDIS_RECLAIM_BATCH_SIZE",
+        ge=1,
+    )
+    ingest_dlq_queue: str = knob(
+        "ingest.dlq",
+        "queue that shows DEAD tasks; empty: only their status shows it",
+        "INGEST_DLQ_QUEUE",
+        "INGEST_REDIS_DLQ_STREAM_KEY",
+    )
+    ingest_handlers: Words = knob((), "modules with your handlers, separated by commas")
+    ingest_queue: Literal["celery", "kafka"] = knob("celery", "what carries the rings to the workers")
+
+    # outbox
+    outbox_max_attempts: int = knob(
+        10, "failed publishes until an event is DEAD", "OUTBOX_MAX_ATTEMPTS", "INGEST_KAFKA_MAX_ATTEMPTS", ge=1
+    )
+    outbox_retry_base_backoff_ms: int = knob(
+        1000,
+        "wait after the first failed publish",
+        "OUTBOX_RETRY_BASE_BACKOFF_MS",
+        "INGEST_KAFKA_RETRY_BASE_BACKOFF_MS",
+        ge=0,
+    )
+    outbox_retry_max_backoff_ms: int = knob(
+        600_000, "longest wait", "OUTBOX_RETRY_MAX_BACKOFF_MS", "INGEST_KAFKA_RETRY_MAX_BACKOFF_MS", ge=0
+    )
+    outbox_retry_jitter: float = knob(0.3, "share by which a wait varies at random", ge=0, lt=1)
+    outbox_lease_seconds: int = knob(60, "how long a relay's claim holds unless it is renewed", ge=1)
+    outbox_submit_lease_seconds: int = knob(5, "lease of an event at birth, held by its submitter", ge=1)
+    outbox_publish_batch_size: int = knob(
+        200,
+        "events that a relay claims at once",
+        "OUTBOX_PUBLISH_BATCH_SIZE",
+        "INGEST_KAFKA_PUBLISH_BATCH_SIZE",
+        ge=1,
+        le=10_000,
+    )
+    outbox_publish_interval_ms: int = knob(
+        1000,
+        "time between two ticks of the relay",
+        "OUTBOX_PUBLISH_INTERVAL_MS",
+        "INGEST_KAFKA_PUBLISH_INTERVAL_MS",
+        ge=50,
+    )
+    outbox_sent_retention_hours: int = knob(72, "how long SENT events are kept, and duplicates recognised", ge=1)
+
+    # Kafka
+    kafka_bootstrap_servers: str = knob("", "host:port of Kafka, separated by commas; empty: no Kafka")
+    kafka_topic: str = knob("ingest.tasks", "topic that carries the rings when INGEST_QUEUE=kafka")
+    kafka_group: str = knob("ingest-workers", "consumer group of the workers")
+
+    # receipts
+    receipt_two_phase_enabled: bool = knob(False, "answer `accepted` before the ledger has saved")
+    receipt_deliver_before_saved: bool = knob(False, "deliver a message before it is saved")
+    receipt_fail_open: bool = knob(True, "when the receipt Redis is down: save at once (true), or refuse (false)")
+    receipt_stream_accepted: str = knob("im:stream:single_chat:accepted", "stream of accepted messages")
+    receipt_stream_to_save: str = knob("im:stream:single_chat:to_save", "stream of messages to be saved")
+    receipt_group_deliver: str = knob("deliver", "consumer group that delivers")
+    receipt_group_save: str = knob("save", "consumer group that saves")
+    receipt_batch_size: int = knob(200, "entries that a consumer takes at once", ge=1)
+    receipt_block_ms: int = knob(1000, "how long a consumer waits for entries", ge=1)
+    receipt_shards: int = knob(1, "streams per kind; one sender always has the same", ge=1)
+    receipt_banned_words: Words = knob((), "words that refuse a message, separated by commas")
+
+    # checkpoints and sinks
+    checkpoint_defer_ack: bool = knob(False, "acknowledge stream entries only when their checkpoint is complete")
+    checkpoint_interval_ms: int = knob(1000, "time between two checkpoints", ge=1)
+    checkpoint_drain_ms: int = knob(5000, "how long a checkpoint waits for work under way", ge=0)
+    checkpoint_claim_idle_ms: int = knob(60_000, "idle time after which an entry may be taken over", ge=1)
+    sink_dedup_enabled: bool = knob(True, "let sinks remember what they have already done")
+
+    # backlog
+    backlog_alert_threshold: int = knob(10_000, "waiting tasks of one queue that raise an alert", ge=1)
+    backlog_policy: Literal["alert", "refuse", "scale"] = knob("alert", "what else a backlog does")
+
+    # outside services
+    llm_base_url: str = knob("", "address of an OpenAI-compatible API for `llm` stages")
+    llm_api_key: SecretStr = knob(SecretStr(""), "its key")
+    chroma_base_url: str = knob("", "address of a Chroma server that gets a copy of each chunk; empty: none")
+
+    # doors
+    api_host: str = knob("127.0.0.1", "address the API listens on")
+    api_port: int = knob(8000, "port the API listens on", ge=1, le=65535)
+    api_run_ticks: bool = knob(False, "run relay and reclaim inside the API process too")
+    worker_metrics_port: int = knob(0, "port of a worker's own /metrics, loopback only; 0: none", ge=0, le=65535)
+    log_format: Literal["text", "json"] = knob("text", "how log lines are written")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _idle_time_is_a_lease(cls, values: dict[str, Any]) -> dict[str, Any]:
+        idle = str(values.get("ingest_redis_reclaim_idle_ms", ""))
+        if idle.isdecimal():
+            values.setdefault("ingest_lease_seconds", max(1, -(-int(idle) // 1000)))
+        return values
+
+    @model_validator(mode="after")
+    def _no_entry_is_taken_over_inside_its_checkpoint(self) -> Settings:
+        least = self.checkpoint_interval_ms + self.checkpoint_drain_ms
+        if self.checkpoint_claim_idle_ms <= least:
+            raise ValueError(
+                f"CHECKPOINT_CLAIM_IDLE_MS must be more than CHECKPOINT_INTERVAL_MS + CHECKPOINT_DRAIN_MS ({least})"
+            )
+        return self
+
+    @property
+    def home(self) -> Path:
+        return ROOT / self.celeriac_home.expanduser()
+
+    @property
+    def database_url(self) -> str:
+        """The ledger, as SQLAlchemy wants it: plain `postgresql://` would mean psycopg 3 there."""
+        url = self.server_url("DATABASE_URL")
+        scheme, _, rest = url.partition("://")
+        return f"postgresql+psycopg2://{rest}" if scheme in ("postgresql", "postgres") else url
+
+    @property
+    def broker_url(self) -> str:
+        return self.server_url("BROKER_URL")
+
+    @property
+    def redis_url(self) -> str:
+        return self.server_url("REDIS_URL")
+
+    def given(self, variable: str) -> str:
+        """What the environment says; nothing if it only repeats what `manage.py env` printed for this home."""
+        url: str = getattr(self, f"given_{variable.lower()}").strip()
+        return "" if url and _password(url) in self.secrets.values() else url
+
+    def server_url(self, variable: str) -> str:
+        url = self.given(variable) or self.stack.get(variable, "")
+        if not url:
+            raise NotConfigured(
+                f"{variable} is not set and no stack runs in {self.home}: "
+                f"run `make up`, or set {_listed(SERVER_VARIABLES)}."
+            )
+        return url
+
+    @property
+    def stack(self) -> dict[str, str]:
+        """Where the stack of this home runs; empty when it does not. Written by `embedded/`."""
+        return read_json(self.home / "stack.json")
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The generated secrets of this home; empty when it was never started. Written by `embedded/`."""
+        return read_json(self.home / "secrets.json")
+
+
+@lru_cache(maxsize=1)
+def current() -> Settings:
+    """The settings of this process."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise SettingsError(" ".join(map(_sentence, error.errors()))) from None
+
+
+def variables(field: str) -> tuple[str, ...]:
+    """The variables that set a field: the canonical name, then the seed's."""
+    alias = Settings.model_fields[field].validation_alias
+    names = alias.choices if isinstance(alias, AliasChoices) else [field]
+    return tuple(str(name).upper() for name in names)
+
+
+def read_json(path: Path) -> dict[str, str]:
+    """A small file of names and values that `embedded/` wrote; empty if it is not there."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return {}
+    except ValueError:
+        raise SettingsError(f"{path} is damaged: stop the stack, remove this file and start again.") from None
+
+
+def _sentence(error: Any) -> str:
+    if not error["loc"]:
+        return f"{error['msg'].removeprefix('Value error, ')}."
+    name = str(error["loc"][0]).upper()
+    names = next((names for names in map(variables, Settings.model_fields) if name in names), (name,))
+    name = next((known for known in names if known in os.environ), name)
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{name}: {message[0].lower()}{message[1:]}."
+
+
+def _password(url: str) -> str:
+    try:
+        return unquote(urlsplit(url).password or "")
+    except ValueError:
+        return ""
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,129 @@
+"""One clock (P13): tests move it for everybody, services cannot, and the planner treats it as a constant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import pytest
+from sqlalchemy import Engine, make_url, text
+from sqlalchemy.exc import ProgrammingError
+
+from models import make_engine
+from tests.models.moving_clock import move_clock
+
+
+class Server(Protocol):
+    def superuser_url(self, dbname: str, /) -> str: ...
+
+
+@pytest.fixture
+def owner(database: str) -> Iterator[Engine]:
+    engine = make_engine(database)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def superuser(postgres: Server, database: str) -> Iterator[Engine]:
+    engine = make_engine(postgres.superuser_url(str(make_url(database).database)))
+    yield engine
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE ledger_clock"))
+    engine.dispose()
+
+
+def ahead(engine: Engine) -> timedelta:
+    with engine.connect() as connection:
+        shift: timedelta = connection.scalar(text("SELECT ledger_now() - clock_timestamp()"))
+    return shift
+
+
+def test_the_clock_is_the_servers_own_until_it_is_moved(owner: Engine) -> None:
+    assert abs(ahead(owner)) < timedelta(seconds=1)
+
+
+def test_a_moved_clock_moves_for_every_other_connection_and_moves_add_up(owner: Engine, superuser: Engine) -> None:
+    with owner.connect() as other:
+        before: datetime = other.scalar(text("SELECT ledger_now()"))
+        other.commit()
+        for _ in range(2):
+            with superuser.begin() as connection:
+                move_clock(connection, timedelta(hours=1))
+        after: datetime = other.scalar(text("SELECT ledger_now()"))
+        stamped: datetime = other.scalar(
+            text("INSERT INTO outbox_event (destination, payload) VALUES ('x', '1') RETURNING created_at")
+        )
+    assert timedelta(hours=2) <= after - before < timedelta(hours=2, minutes=1)
+    assert stamped >= after
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO ledger_clock (shift) VALUES ('1 hour')",
+        "UPDATE ledger_clock SET shift = '1 hour'",
+        "DELETE FROM ledger_clock",
+        "TRUNCATE ledger_clock",
+    ],
+)
+def test_even_the_owner_of_the_table_cannot_move_the_clock(owner: Engine, statement: str) -> None:
+    with pytest.raises(ProgrammingError, match=r"only a superuser .* may move the clock"), owner.begin() as connection:
+        connection.execute(text(statement))
+    assert abs(ahead(owner)) < timedelta(seconds=1)
+
+
+def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engine) -> None:
+    with owner.connect() as connection:
+        connection.execute(text("CREATE TEMP TABLE ledger_clock AS SELECT interval '9 years' AS shift"))
+        connection.execute(text("SET LOCAL search_path = pg_temp"))
+        shift: timedelta = connection.scalar(text("SELECT public.ledger_now() - clock_timestamp()"))
+    assert abs(shift) < timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("index", "query"),
+    [
+        (
+            "ix_ingest_task_due",
+            "SELECT id FROM ingest_task WHERE queue = 'ingest' AND type = 't' AND status IN ('QUEUED', 'RETRYING')"
+            " AND coalesce(next_retry_at, '-infinity') <= (SELECT ledger_now())"
+            " ORDER BY queue, type, coalesce(next_retry_at, '-infinity') LIMIT 10",
+        ),
+        (
+            "ix_outbox_event_unsent",
+            "SELECT id FROM outbox_event WHERE status IN ('NEW', 'RETRYING')"
+            " AND coalesce(next_retry_at, '-infinity') <= (SELECT ledger_now())"
+            " ORDER BY coalesce(next_retry_at, '-infinity'), id LIMIT 10",
+        ),
+    ],
+)
+def test_a_due_query_never_walks_over_what_is_not_due(owner: Engine, index: str, query: str) -> None:
+    with owner.connect() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO ingest_task (id, type, payload, next_retry_at)"
+                " SELECT gen_random_uuid(), 't', '{}', now() + interval '1 day' FROM generate_series(1, 5000)"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO outbox_event (destination, payload, next_retry_at)"
+                " SELECT 'd', '{}', now() + interval '1 day' FROM generate_series(1, 5000)"
+            )
+        )
+        connection.execute(text("ANALYZE ingest_task, outbox_event"))
+        explained: Any = connection.scalar(text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {query}"))
+    plan = explained if isinstance(explained, list) else json.loads(explained)
+    scan = next(node for node in nodes(plan[0]["Plan"]) if node.get("Index Name") == index)
+    assert "COALESCE(next_retry_at" in scan["Index Cond"]
+    assert "Filter" not in scan
+    assert scan["Shared Hit Blocks"] + scan["Shared Read Blocks"] < 10
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)

@@ -1,0 +1,104 @@
+"""Reaching the ledger: what is said when it does not answer, and what a forked child may touch."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import DataError, OperationalError
+
+import settings
+from models import Unreachable, forget_inherited_connections, make_engine, sessions
+from models.engine import engine
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def configured(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(settings, "current", lambda: SimpleNamespace(database_url=database))
+    return database
+
+
+def test_a_server_that_is_not_there_is_one_sentence_with_host_and_port_and_no_password(free_port: int) -> None:
+    unreachable = make_engine(f"postgresql+psycopg2://me:hunter2@127.0.0.1:{free_port}/ledger")
+    with pytest.raises(Unreachable) as caught, unreachable.connect():
+        pass
+    assert caught.value.message == f"PostgreSQL at 127.0.0.1:{free_port} cannot be reached: Connection refused."
+    assert caught.value.exit_code == 3
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_refused_password_is_not_repeated(database: str) -> None:
+    wrong = make_url(database).set(password="hunter2")
+    with pytest.raises(Unreachable, match="password authentication failed") as caught:
+        make_engine(wrong.render_as_string(hide_password=False)).connect()
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_connection_that_breaks_later_stays_an_error_of_the_database(database: str) -> None:
+    own = make_engine(database)
+    with own.connect() as victim:
+        pid = victim.scalar(text("SELECT pg_backend_pid()"))
+        with own.connect() as killer:
+            killer.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+        with pytest.raises(OperationalError):
+            victim.execute(text("SELECT 1"))
+    own.dispose()
+
+
+def test_the_pool_replaces_a_connection_that_died_while_it_was_idle(database: str) -> None:
+    own = make_engine(database)
+    with own.connect() as idle, own.connect() as killer:
+        pid = idle.scalar(text("SELECT pg_backend_pid()"))
+        idle.close()
+        killer.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+        with own.connect() as fresh:
+            assert fresh.scalar(text("SELECT pg_backend_pid()")) != pid
+    own.dispose()
+
+
+def test_what_the_url_says_about_the_connection_wins_over_the_defaults(database: str) -> None:
+    for url, name in ((database, "celeriac"), (f"{database}?application_name=mine", "mine")):
+        own = make_engine(url)
+        with own.connect() as connection:
+            assert connection.scalar(text("SHOW application_name")) == name
+        own.dispose()
+
+
+def test_a_process_shares_one_engine_and_one_session_factory(configured: str) -> None:
+    assert engine() is engine()
+    assert sessions() is sessions()
+    with sessions()() as session:
+        assert session.scalar(text("SELECT 1")) == 1
+    engine().dispose()
+
+
+def test_a_child_forgets_its_parents_connections_without_closing_them(configured: str) -> None:
+    with engine().connect() as connection:
+        parents = connection.connection.dbapi_connection
+    forget_inherited_connections()
+    assert parents is not None
+    cursor = parents.cursor()
+    cursor.execute("SELECT 1")  # the parent's connection still lives
+    with engine().connect() as connection:
+        assert connection.connection.dbapi_connection is not parents
+    parents.close()
+    engine().dispose()
+
+
+def test_parameters_stay_out_of_error_texts(database: str) -> None:
+    own = make_engine(database)
+    with own.connect() as connection, pytest.raises(DataError, match="division by zero") as caught:
+        connection.execute(text("SELECT CAST(:secret AS text), 1 / 0"), {"secret": "hunter2"})
+    assert "hunter2" not in str(caught.value)
+    own.dispose()

@@ -1,0 +1,76 @@
+"""The tables that the code believes in are the tables that the migrations make, down to the last CHECK."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, Engine, text
+
+from models import Base, make_engine, migrate
+
+CATALOGUE = {
+    "columns": """
+        SELECT c.relname, a.attnum - (SELECT count(*) FROM pg_attribute d
+                 WHERE d.attrelid = c.oid AND d.attisdropped AND d.attnum BETWEEN 1 AND a.attnum) AS place, a.attname,
+               format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity, a.attgenerated, a.attcollation,
+               a.attstorage, a.attcompression, pg_get_expr(d.adbin, d.adrelid)
+        FROM ours c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum WHERE c.relkind = 'r'""",
+    "constraints": """
+        SELECT c.relname, k.conname, k.contype, k.convalidated, k.condeferrable, pg_get_constraintdef(k.oid)
+        FROM pg_constraint k JOIN ours c ON c.oid = k.conrelid""",
+    "indexes": """
+        SELECT c.relname, pg_get_indexdef(i.indexrelid), i.indisunique, i.indisvalid, x.reloptions
+        FROM pg_index i JOIN ours c ON c.oid = i.indrelid JOIN pg_class x ON x.oid = i.indexrelid""",
+    "relations": "SELECT relname, relkind, relpersistence, reloptions, relacl FROM ours",
+    "sequences": """
+        SELECT c.relname, s.seqtypid::regtype::text, s.seqstart, s.seqincrement, s.seqmax, s.seqmin, s.seqcache,
+               s.seqcycle
+        FROM pg_sequence s JOIN ours c ON c.oid = s.seqrelid""",
+    "functions": "SELECT pg_get_functiondef(oid), proacl FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
+    "triggers": """
+        SELECT pg_get_triggerdef(t.oid), t.tgenabled FROM pg_trigger t JOIN ours c ON c.oid = t.tgrelid
+        WHERE NOT t.tgisinternal""",
+}
+OURS = """
+    WITH ours AS (SELECT * FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relname !~ '^alembic') """
+
+
+@pytest.fixture
+def empty(empty_database: str) -> Iterator[Engine]:
+    engine = make_engine(empty_database)
+    yield engine
+    engine.dispose()
+
+
+def catalogue(connection: Connection) -> dict[str, list[Any]]:
+    return {
+        part: sorted((tuple(row) for row in connection.execute(text(OURS + query))), key=repr)
+        for part, query in CATALOGUE.items()
+    }
+
+
+def test_the_models_make_the_same_catalogue_as_the_migrations(empty: Engine) -> None:
+    with empty.begin() as connection:
+        Base.metadata.create_all(connection)
+        by_models = catalogue(connection)
+        Base.metadata.drop_all(connection)
+        assert not any(catalogue(connection).values())
+    migrate(empty)
+    with empty.connect() as connection:
+        by_migrations = catalogue(connection)
+    for part in CATALOGUE:
+        assert by_models[part] == by_migrations[part], part
+        assert by_models[part], f"nothing was compared: {part}"
+
+
+def test_alembic_would_generate_nothing(empty: Engine) -> None:
+    migrate(empty)
+    with empty.connect() as connection:
+        options = {"compare_type": True, "compare_server_default": True}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, Base.metadata) == []

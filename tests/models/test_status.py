@@ -1,0 +1,85 @@
+"""Status set = Python enum = SQL CHECK: every value is accepted, every other refused, on each table that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import product
+
+import pytest
+from psycopg2.errors import CheckViolation
+from sqlalchemy import Connection, select, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from models import (
+    TASK_TRANSITIONS,
+    Decision,
+    EventStatus,
+    IngestTask,
+    SinkState,
+    TaskStatus,
+    make_engine,
+)
+
+TASK = """
+    INSERT INTO ingest_task (id, type, payload, status, lease_token, next_retry_at, finished_at)
+    SELECT gen_random_uuid(), 't', '{}', s, CASE WHEN s = 'RUNNING' THEN gen_random_uuid() END,
+           CASE WHEN s = 'RETRYING' THEN ledger_now() END,
+           CASE WHEN s IN ('SUCCEEDED', 'DEAD', 'DISCARDED') THEN ledger_now() END FROM (SELECT :value AS s)"""
+EVENT = """
+    INSERT INTO outbox_event (destination, payload, status, sent_at)
+    SELECT 'd', '{}', s, CASE WHEN s = 'SENT' THEN ledger_now() END FROM (SELECT :value AS s)"""
+DECISION = """
+    INSERT INTO sink_transaction (gid, task_id, sink, decision, decided_at)
+    VALUES (gen_random_uuid()::text, gen_random_uuid(), 's', :value, ledger_now())"""
+STATE = """
+    INSERT INTO sink_transaction (gid, task_id, sink, state, decision, decided_at)
+    SELECT gen_random_uuid()::text, gen_random_uuid(), 's', s, CASE s WHEN 'aborted' THEN 'abort' ELSE 'commit' END,
+           ledger_now() FROM (SELECT :value AS s)"""
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Connection]:
+    engine = make_engine(database)
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def accepted(connection: Connection, insert: str, **values: object) -> bool:
+    try:
+        with connection.begin_nested():
+            connection.execute(text(insert), values)
+    except IntegrityError as error:
+        if not isinstance(error.orig, CheckViolation):
+            raise
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("insert", "enum"),
+    [(TASK, TaskStatus), (EVENT, EventStatus), (DECISION, Decision), (STATE, SinkState)],
+    ids=["ingest_task", "outbox_event", "sink_transaction.decision", "sink_transaction.state"],
+)
+def test_a_table_accepts_every_value_of_its_enum_and_no_other(
+    connection: Connection, insert: str, enum: type[StrEnum]
+) -> None:
+    every = {value for known in (TaskStatus, EventStatus, Decision, SinkState) for value in known}
+    others = {"", "PENDING", *(str(value).swapcase() for value in every)}
+    assert {value for value in every | others if accepted(connection, insert, value=value)} == set(enum)
+
+
+def test_a_transition_is_accepted_exactly_when_the_state_machine_knows_it(connection: Connection) -> None:
+    insert = "INSERT INTO ingest_task_transition (task_id, from_status, to_status) VALUES (gen_random_uuid(), :f, :t)"
+    pairs = product([None, *TaskStatus, "BOGUS"], [*TaskStatus, "BOGUS"])
+    assert {(source, target) for source, target in pairs if accepted(connection, insert, f=source, t=target)} == {
+        (source, target) for source, targets in TASK_TRANSITIONS.items() for target in targets
+    }
+
+
+def test_a_status_is_read_back_as_its_enum(connection: Connection) -> None:
+    connection.execute(text(TASK), {"value": "RETRYING"})
+    with Session(connection) as session:
+        assert session.scalar(select(IngestTask.status).where(IngestTask.status == "RETRYING")) is TaskStatus.RETRYING

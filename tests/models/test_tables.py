@@ -1,0 +1,213 @@
+"""The schema refuses nonsense, and rows written by hand get sensible defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from models import Base, make_engine
+
+TASK = "INSERT INTO ingest_task (id, type, payload{0}) VALUES (gen_random_uuid(), 't', '{{}}'{1})"
+EVENT = "INSERT INTO outbox_event (destination, payload{0}) VALUES ('d', '{{}}'{1})"
+SINK = "INSERT INTO sink_transaction (sink{0}) VALUES ('s'{1})"
+DOCUMENT = "INSERT INTO document (name, media_type{0}) VALUES ('n', 'm'{1})"
+TICK = "INSERT INTO tick (name{0}) VALUES ('t'{1})"
+SHARD = "INSERT INTO shard_lease (stream{0}) VALUES ('s'{1})"
+TOKEN = "INSERT INTO api_token (name{0}) VALUES ('n'{1})"
+CHAT = "INSERT INTO chat (first_user_id{0}) VALUES ('b'{1})"
+LIMIT = "INSERT INTO queue_limit (queue{0}) VALUES ('q'{1})"
+CHECKPOINT = "INSERT INTO checkpoint (stream{0}) VALUES ('s'{1})"
+LEASE = (
+    "INSERT INTO task_lease (token, holder, lease_until, task_ids, type, queue{0})"
+    " VALUES (gen_random_uuid(), 'h', now(), '{{}}', 't', 'q'{1})"
+)
+TRANSITION = "INSERT INTO ingest_task_transition (task_id, to_status{0}) VALUES (gen_random_uuid(), 'QUEUED'{1})"
+HASH = "sha256('x')"
+UUID = "gen_random_uuid()"
+
+# what is broken, where, and the columns that break it
+NONSENSE = [
+    ("running_is_leased", TASK, {"status": "'RUNNING'"}),
+    ("running_is_leased", TASK, {"lease_token": UUID}),
+    ("running_is_leased", TASK, {"status": "'SUCCEEDED'", "finished_at": "now()", "lease_token": UUID}),
+    ("final_is_finished", TASK, {"status": "'SUCCEEDED'"}),
+    ("final_is_finished", TASK, {"status": "'DEAD'"}),
+    ("final_is_finished", TASK, {"status": "'DISCARDED'"}),
+    ("final_is_finished", TASK, {"finished_at": "now()"}),
+    ("final_is_finished", TASK, {"status": "'RETRYING'", "next_retry_at": "now()", "finished_at": "now()"}),
+    ("next_retry_at", TASK, {"status": "'RETRYING'"}),
+    ("next_retry_at", TASK, {"status": "'DEAD'", "finished_at": "now()", "next_retry_at": "now()"}),
+    ("next_retry_at", TASK, {"status": "'SUCCEEDED'", "finished_at": "now()", "next_retry_at": "now()"}),
+    ("priority", TASK, {"priority": "-1"}),
+    ("priority", TASK, {"priority": "10"}),
+    ("attempt_count", TASK, {"attempt_count": "-1"}),
+    ("max_attempts", TASK, {"max_attempts": "0"}),
+    ("partition_key", TASK, {"partition_key": "'k'"}),
+    ("partition_key", TASK, {"key_seq": "1"}),
+    ("error_together", TASK, {"last_error": "'Traceback'"}),
+    ("error_together", TASK, {"error_message": "'It failed.'"}),
+    ("last_error", TASK, {"last_error": "repeat('é', 4001)", "error_message": "'It failed.'"}),
+    ("error_message", TASK, {"last_error": "'Traceback'", "error_message": "repeat('é', 501)"}),
+    ("attempt_count", TRANSITION, {"attempt_count": "-1"}),
+    ("priority", LEASE, {"priority": "10"}),
+    ("sent_has_a_time", EVENT, {"status": "'SENT'"}),
+    ("sent_has_a_time", EVENT, {"sent_at": "now()"}),
+    ("lease", EVENT, {"lease_token": UUID}),
+    ("lease", EVENT, {"lease_until": "now()"}),
+    ("final_holds_no_lease", EVENT, {"status": "'DEAD'", "lease_token": UUID, "lease_until": "now()"}),
+    (
+        "final_holds_no_lease",
+        EVENT,
+        {"status": "'SENT'", "sent_at": "now()", "lease_token": UUID, "lease_until": "now()"},
+    ),
+    ("attempt_count", EVENT, {"attempt_count": "-1"}),
+    ("gid", SINK, {"gid": "repeat('é', 100)", "task_id": UUID}),
+    ("gid", SINK, {"gid": "''", "task_id": UUID}),
+    ("has_an_origin", SINK, {"gid": "'g'"}),
+    ("decision_has_a_time", SINK, {"gid": "'g'", "task_id": UUID, "decision": "'commit'"}),
+    ("decision_has_a_time", SINK, {"gid": "'g'", "task_id": UUID, "decided_at": "now()"}),
+    ("state_follows_decision", SINK, {"gid": "'g'", "task_id": UUID, "state": "'committed'"}),
+    ("state_follows_decision", SINK, {"gid": "'g'", "task_id": UUID, "state": "'aborted'"}),
+    (
+        "state_follows_decision",
+        SINK,
+        {"gid": "'g'", "task_id": UUID, "state": "'aborted'", "decision": "'commit'", "decided_at": "now()"},
+    ),
+    ("sha256", DOCUMENT, {"sha256": "'x'", "content": "'abc'", "size_bytes": "3"}),
+    ("size_bytes", DOCUMENT, {"sha256": HASH, "content": "'abc'", "size_bytes": "4"}),
+    ("lease", TICK, {"holder": "'h'", "lease_token": UUID}),
+    ("lease", TICK, {"lease_token": UUID, "lease_until": "now()"}),
+    ("lease", SHARD, {"shard": "0", "lease_token": UUID, "lease_until": "now()"}),
+    ("shard", SHARD, {"shard": "-1"}),
+    ("shard", CHECKPOINT, {"shard": "-1"}),
+    ("max_running", LIMIT, {"max_running": "-1"}),
+    ("token_sha256", TOKEN, {"token_sha256": "'cleartext'"}),
+    ("user_order", CHAT, {"second_user_id": "'a'"}),
+]
+
+SENSE = [
+    (TASK, {}),
+    (TASK, {"status": "'RUNNING'", "lease_token": UUID, "next_retry_at": "now()"}),
+    (TASK, {"status": "'DISCARDED'", "finished_at": "now()", "next_retry_at": "now()"}),
+    (TASK, {"last_error": "repeat('é', 4000)", "error_message": "repeat('é', 500)", "priority": "0"}),
+    (TASK, {"partition_key": "'k'", "key_seq": "1", "priority": "9", "max_attempts": "1"}),
+    (EVENT, {}),
+    (EVENT, {"id": "9", "next_retry_at": "now()", "lease_token": UUID, "lease_until": "now()"}),
+    (EVENT, {"locked_by": "'me'", "locked_at": "now()"}),
+    (SINK, {"gid": "repeat('x', 199)", "checkpoint_id": "1"}),
+    (SINK, {"gid": "'g'", "task_id": UUID, "state": "'aborted'", "decision": "'abort'", "decided_at": "now()"}),
+    (DOCUMENT, {"sha256": HASH, "content": "''", "size_bytes": "0"}),
+    (TICK, {"holder": "'who ran last'"}),
+    (TICK, {"holder": "'h'", "lease_token": UUID, "lease_until": "now()"}),
+    (SHARD, {"shard": "0"}),
+    (TOKEN, {"token_sha256": HASH}),
+    (CHAT, {"second_user_id": "'b'"}),
+    (LEASE, {"priority": "5"}),
+    (LIMIT, {"max_running": "0"}),
+    (CHECKPOINT, {}),
+]
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Connection]:
+    engine = make_engine(database)
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def insert(connection: Connection, template: str, columns: dict[str, str]) -> None:
+    """The row that the template stands for, with further columns; values are SQL."""
+    names = "".join(f", {name}" for name in columns)
+    values = "".join(f", {value}" for value in columns.values())
+    connection.execute(text(template.format(names, values)))
+
+
+@pytest.mark.parametrize(("rule", "template", "columns"), NONSENSE)
+def test_nonsense_is_refused_by_the_rule_that_it_breaks(
+    connection: Connection, rule: str, template: str, columns: dict[str, str]
+) -> None:
+    table = template.split()[2]
+    with pytest.raises(DBAPIError, match=f'violates check constraint "ck_{table}_{rule}"'):
+        insert(connection, template, columns)
+
+
+def test_what_makes_sense_is_accepted(connection: Connection) -> None:
+    for template, columns in SENSE:
+        with connection.begin_nested() as savepoint:
+            insert(connection, template, columns)
+            savepoint.rollback()
+
+
+def test_every_check_of_the_schema_is_broken_by_one_of_these_rows_or_by_the_status_tests(
+    connection: Connection,
+) -> None:
+    broken = {f"ck_{template.split()[2]}_{rule}" for rule, template, _ in NONSENSE}
+    elsewhere = {
+        "ck_ingest_task_status",
+        "ck_ingest_task_transition_way",
+        "ck_outbox_event_status",
+        "ck_sink_transaction_decision",
+        "ck_sink_transaction_state",
+        "ck_ledger_clock_only_row",
+        "ck_document_chunk_position",
+    }
+    checks = connection.scalars(text("SELECT conname FROM pg_constraint WHERE contype = 'c' AND conname ~ '^ck_'"))
+    assert set(checks) == broken | elsewhere
+
+
+def test_a_plain_insert_into_the_outbox_is_a_complete_event(connection: Connection) -> None:
+    row = connection.execute(
+        text("""INSERT INTO outbox_event (destination, payload) VALUES ('webhook', '{"a": 1}') RETURNING *""")
+    ).one()
+    assert (row.status, row.attempt_count, row.headers) == ("NEW", 0, {})
+    assert row.id >= 1
+    assert row.created_at is not None
+    for column in ("next_retry_at", "locked_by", "locked_at", "lease_token", "lease_until", "last_error", "sent_at"):
+        assert getattr(row, column) is None
+
+
+def test_a_plain_update_takes_an_event_through_its_life(connection: Connection) -> None:
+    insert(connection, EVENT, {"id": "1000"})
+    for change in (
+        "locked_by = 'w', locked_at = now()",
+        "status = 'RETRYING', attempt_count = attempt_count + 1, next_retry_at = now(), last_error = 'refused'",
+        "status = 'DEAD', next_retry_at = NULL, locked_by = NULL, locked_at = NULL",
+        "status = 'NEW', attempt_count = 0",
+        "status = 'SENT', sent_at = now(), external_id = 'x-1'",
+    ):
+        connection.execute(text(f"UPDATE outbox_event SET {change} WHERE id = 1000"))
+
+
+def test_a_task_without_an_id_is_refused_because_its_id_says_who_it_is(connection: Connection) -> None:
+    with pytest.raises(DBAPIError, match='null value in column "id"'):
+        connection.execute(text("INSERT INTO ingest_task (type, payload) VALUES ('t', '{}')"))
+
+
+def test_the_same_client_message_of_one_sender_is_saved_once(connection: Connection) -> None:
+    connection.execute(
+        text("INSERT INTO chat (id, first_user_id, second_user_id) VALUES (gen_random_uuid(), 'a', 'b')")
+    )
+    message = text(
+        "INSERT INTO chat_message (id, chat_id, client_msg_id, from_user_id, to_user_id, body)"
+        " SELECT gen_random_uuid(), id, 'c-1', :sender, 'b', 'hello' FROM chat"
+    )
+    connection.execute(message, {"sender": "a"})
+    connection.execute(message, {"sender": "b"})
+    with pytest.raises(DBAPIError, match="uq_chat_message_from_user_id_client_msg_id"):
+        connection.execute(message, {"sender": "a"})
+
+
+def test_the_words_of_a_chunk_are_found(connection: Connection) -> None:
+    insert(connection, DOCUMENT, {"sha256": HASH, "content": "'abc'", "size_bytes": "3"})
+    connection.execute(text("INSERT INTO document_chunk SELECT id, 0, 'Celeriac is a root' FROM document"))
+    found = "SELECT count(*) FROM document_chunk WHERE words @@ websearch_to_tsquery('simple', 'celeriac root')"
+    assert connection.scalar(text(found)) == 1
+
+
+def test_no_queue_table_has_a_foreign_key() -> None:
+    queues = ("ingest_task", "task_", "outbox_", "sink_transaction")
+    assert not [name for name, table in Base.metadata.tables.items() if name.startswith(queues) and table.foreign_keys]
