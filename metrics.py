@@ -13,10 +13,12 @@ import os
 import shutil
 import tempfile
 import threading
+from pathlib import Path
 from typing import Final
 from wsgiref.simple_server import WSGIServer
 
 import prometheus_client.values
+import psutil
 from prometheus_client import CollectorRegistry, Counter, generate_latest, start_http_server
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
@@ -29,9 +31,19 @@ def _choose_folder() -> None:
     """A folder that an outer program of ours made for itself is inherited through the environment, but not shared."""
     if os.environ.get(_FOLDER) not in (None, os.environ.get(_OURS)):
         return
-    folder = tempfile.mkdtemp(prefix="celeriac-metrics-")
+    ours = f"celeriac-metrics-{os.getuid()}-"
+    _sweep(ours)
+    folder = tempfile.mkdtemp(prefix=f"{ours}{os.getpid()}-")
     os.environ[_FOLDER] = os.environ[_OURS] = folder
     atexit.register(_remove, folder, os.getpid())
+
+
+def _sweep(prefix: str) -> None:
+    """Folders whose program was killed before it could remove them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(folder: str, owner: int) -> None:

@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import subprocess
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cache, cached_property
 from pathlib import Path
@@ -62,11 +63,14 @@ class Postgres:
 
     role: Final = "postgres"
 
-    def __init__(self, home: Home, port: int, **configuration: str) -> None:
+    def __init__(
+        self, home: Home, port: int, *, install: Path | None = None, configuration: Mapping[str, str] | None = None
+    ) -> None:
         self.home = home
         self.port = port
+        self.install = install
         self.data = home.path / "postgres"
-        self.configuration = CONFIGURATION | {"port": str(port)} | configuration
+        self.configuration = CONFIGURATION | {"port": str(port)} | dict(configuration or {})
 
     def url(self, *, superuser: bool = False, database: str = DATABASE) -> str:
         name, secret = (SUPERUSER, "postgres_superuser") if superuser else (ROLE, "postgres")
@@ -77,7 +81,7 @@ class Postgres:
         if not (self.data / "PG_VERSION").exists():
             self._initdb()
         found = (self.data / "PG_VERSION").read_text().strip()
-        if found != MAJOR:
+        if found != MAJOR and not self.install:
             raise PostgresUnusable(
                 f"{self.data} belongs to PostgreSQL {found}, and this Celeriac brings {MAJOR}: "
                 "dump it with the old version, or set DATABASE_URL."
@@ -170,7 +174,7 @@ class Postgres:
 
     @cached_property
     def _binaries(self) -> Path:
-        install = find_install()
+        install = self.install or find_install()
         if self._drops_root:
             self.home.path.chmod(0o711)  # nobody walks through; the files in it stay closed
             if not _nobody_can_reach(self.home.path):

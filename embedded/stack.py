@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,10 +43,10 @@ def plan(home: Home, settings: Settings, *, verbose: bool = False) -> Stack:
 
 
 def embedded_servers(
-    home: Home, ports: dict[str, int], *, without: Iterable[str] = (), **configuration: str
+    home: Home, ports: dict[str, int], *, without: Iterable[str] = (), configuration: Mapping[str, str] | None = None
 ) -> tuple[list[Part], dict[str, str]]:
     """The servers that are not given, as parts, and their addresses by variable."""
-    postgres = Postgres(home, ports["postgres"], **configuration)
+    postgres = Postgres(home, ports["postgres"], configuration=configuration or {})
     broker = Redis(home, "redis-broker", ports["redis-broker"], BROKER)
     receipts = Redis(home, "redis-receipts", ports["redis-receipts"], RECEIPTS)
     parts, addresses = [], {}

@@ -1,6 +1,6 @@
 """Stops the parts of a stack, by their pid files, whoever started them.
 
-In this order: nothing new is rung (beat), then nothing is worked on, then the servers go. Parts of one rank end together.
+In this order: nothing new is rung (beat), then nothing is worked on, then the servers go. A rank ends together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE_SECONDS: Final = 15.0
 
 def stop_parts(home: Home, *, hurry: Callable[[], bool] = lambda: False) -> list[str]:
     """Ask, wait, and kill what does not end. Returns the roles that ran."""
-    stopped = []
+    stopped: list[str] = []
     for rank in RANKS:
         found = {role: process for role in rank if (process := Process.read(home.pid_file(role)))}
         alive = {role: process for role, process in found.items() if process.is_alive()}

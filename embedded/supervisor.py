@@ -1,8 +1,8 @@
 """Starts the parts of a stack in order, keeps them running, stops them in the opposite order.
 
 The supervisor of a home is whoever holds its lock. It alone starts parts and writes pid files; everybody stops by pid
-file, so that `down`, and a later `up` after the supervisor was killed, do the same as the supervisor itself. A part that
-ends is started again after a wait that doubles; a part that never becomes ready stops the whole start.
+file, so that `down`, and a later `up` after the supervisor was killed, do the same as the supervisor itself. A part
+that ends is started again after a wait that doubles; a part that never becomes ready stops the whole start.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import pytest
 from sqlalchemy import Engine, make_url, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from models import make_engine
 from tests.models.moving_clock import move_clock
@@ -73,6 +73,13 @@ def test_even_the_owner_of_the_table_cannot_move_the_clock(owner: Engine, statem
     with pytest.raises(ProgrammingError, match=r"only a superuser .* may move the clock"), owner.begin() as connection:
         connection.execute(text(statement))
     assert abs(ahead(owner)) < timedelta(seconds=1)
+
+
+def test_there_is_one_shift_at_most(superuser: Engine) -> None:
+    with pytest.raises(IntegrityError, match="ck_ledger_clock_only_row"), superuser.begin() as connection:
+        connection.execute(text("INSERT INTO ledger_clock (only_row) VALUES (true), (false)"))
+    with pytest.raises(IntegrityError, match="pk_ledger_clock"), superuser.begin() as connection:
+        connection.execute(text("INSERT INTO ledger_clock (only_row) VALUES (true), (true)"))
 
 
 def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engine) -> None:

@@ -1,0 +1,46 @@
+"""Says loudly at the end of a run what was not covered, and fails a CI run that skipped a guarantee."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+GUARANTEES = pytest.StashKey[set[str]]()
+SKIPPED = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[GUARANTEES] = set()
+    config.stash[SKIPPED] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[GUARANTEES].update(item.nodeid for item in items if item.get_closest_marker("guarantee"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> object:
+    report = yield
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        item.config.stash[SKIPPED][item.nodeid] = reason.removeprefix("Skipped: ")
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = config.stash[SKIPPED]
+    if not skipped:
+        return
+    terminalreporter.section("NOT COVERED IN THIS RUN", sep="!", yellow=True, bold=True)
+    for reason in sorted(set(skipped.values())):
+        count = sum(value == reason for value in skipped.values())
+        terminalreporter.line(f"{count} test(s): {reason}", yellow=True)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    missing = sorted(session.config.stash[GUARANTEES] & session.config.stash[SKIPPED].keys())
+    if missing and os.environ.get("CI") == "true" and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        sys.stderr.write("".join(f"a guarantee was skipped in CI: {nodeid}\n" for nodeid in missing))

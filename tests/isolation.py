@@ -1,0 +1,19 @@
+"""Whatever the shell has set, tests talk to their own servers only."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+SERVERS = ("DATABASE_URL", "BROKER_URL", "REDIS_URL", "API_URL", "LOG_FORMAT")
+PREFIXES = ("INGEST_", "OUTBOX_", "RECEIPT_", "CHECKPOINT_", "BACKLOG_", "FLOWER_", "API_", "KAFKA_", "CELERY_")
+
+
+def isolate() -> None:
+    """To be called before anything reads the settings."""
+    for name in list(os.environ):
+        if name in SERVERS or name.startswith(PREFIXES):
+            del os.environ[name]
+    os.environ["CELERIAC_HOME"] = str(Path(tempfile.gettempdir()) / "celeriac-tests-without-a-stack")
