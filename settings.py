@@ -60,6 +60,10 @@ def _url(*schemes: str) -> AfterValidator:
     def check(value: str) -> str:
         if value and value.partition("://")[0] not in schemes:
             raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        try:
+            _ = urlsplit(value).port
+        except ValueError:
+            raise ValueError("is not an address: its port is not a number") from None
         return value
 
     return AfterValidator(check)

@@ -23,5 +23,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     for subject, check in CHECKS:
         try:
             yield from check(settings)
-        except (CeleriacError, SettingsError) as error:
+        except SettingsError as error:
+            yield fail(subject, error.message, "")
+        except CeleriacError as error:
             yield fail(subject, error.message, "make the server reachable, or correct its address")

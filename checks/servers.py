@@ -41,7 +41,7 @@ def _redis(name: str, url: str, wanted: dict[str, str], else_: Level) -> Iterato
             version = str(client.info("server")["redis_version"])
             found = {setting: _config(client, setting) for setting in wanted}
     except (redis.RedisError, ValueError) as error:
-        raise Unreachable(f"Redis at {_place(url)} cannot be reached: {error}.") from None
+        raise Unreachable(f"Redis at {_place(url)} cannot be reached: {str(error).rstrip('.')}.") from None
     if tuple(map(int, version.split(".")[:2])) < OLDEST_REDIS:
         yield fail(f"{name}.version", f"is {version}", "use Redis 6.2 or newer")
     else:

@@ -38,7 +38,7 @@ class Follower(threading.Thread):
     def print_new_lines(self) -> None:
         for (role, path), colour in zip(self.logs.items(), COLOURS, strict=False):
             for line in self._new_lines(role, path):
-                self.console.print(Text(f"{role:<{self.width}} │ ", colour) + Text(line), soft_wrap=True)
+                self.console.print(Text.assemble((f"{role:<{self.width}} │ ", colour), line), soft_wrap=True)
 
     def _new_lines(self, role: str, path: Path) -> list[str]:
         if _size(path) < self.read_to[role]:

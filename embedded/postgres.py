@@ -1,19 +1,14 @@
-"""The real PostgreSQL that came with pip, run from its binaries: our own code writes its configuration.
-
-PostgreSQL refuses to run as root. As root we start it inside a user namespace in which we are user 1000; where those
-are forbidden (many containers), as `nobody`, which needs a path that `nobody` may walk.
-"""
+"""The real PostgreSQL that came with pip, run from its binaries: our own code writes its configuration."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import pwd
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import closing
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +17,13 @@ import psycopg2
 from psycopg2 import sql
 
 from embedded.home import Home
-from models.errors import CeleriacError
+from embedded.way_to_run import PostgresUnusable, WayToRun, choose_way
 
 MAJOR: Final = "18"
 HOST: Final = "127.0.0.1"
 DATABASE: Final = "celeriac"
 ROLE: Final = "celeriac"
 SUPERUSER: Final = "postgres"
-_NAMESPACE: Final = ("unshare", "-U", "--map-user=1000", "--map-group=1000")
 
 # Durable by default: a ledger that forgets a commit is none.
 CONFIGURATION: Final = {
@@ -50,12 +44,6 @@ CONFIGURATION: Final = {
     "log_checkpoints": "off",
     "log_line_prefix": "%m [%p] ",
 }
-
-
-class PostgresUnusable(CeleriacError):
-    """The embedded PostgreSQL cannot run here."""
-
-    code = "postgres_unusable"
 
 
 class Postgres:
@@ -89,16 +77,16 @@ class Postgres:
         lines = (f"{name} = '{value}'\n" for name, value in self.configuration.items())
         (self.data / "postgresql.conf").write_text("".join(lines))
         (self.data / "pg_hba.conf").write_text(f"host all all {HOST}/32 scram-sha-256\n")
+        self._way.give(self.data)
         self._remove_stale_lock()
 
     @property
     def command(self) -> list[str]:
-        return [*self._prefix, str(self._binaries / "postgres"), "-D", str(self.data)]
+        return [*self._way.prefix, str(self._binaries / "postgres"), "-D", str(self.data)]
 
     @property
     def popen_options(self) -> dict[str, Any]:
-        """As root without user namespaces the server changes to another user."""
-        return _as_nobody() if self._drops_root else {}
+        return self._way.popen_options
 
     def is_ready(self) -> bool:
         try:
@@ -130,11 +118,10 @@ class Postgres:
         password = self.home.path / "initdb.password"
         password.touch(mode=0o600)
         password.write_text(self.home.secrets["postgres_superuser"] + "\n")
-        if self._drops_root:
-            for path in (beside, password):
-                shutil.chown(path, "nobody")
+        for path in (beside, password):
+            self._way.give(path)
         arguments = ("--username", SUPERUSER, "--pwfile", str(password), "--auth", "scram-sha-256")
-        command = [*self._prefix, str(self._binaries / "initdb"), "-D", str(beside), *arguments]
+        command = [*self._way.prefix, str(self._binaries / "initdb"), "-D", str(beside), *arguments]
         command += ["--encoding", "UTF8", "--locale", "C"]
         if self.configuration["fsync"] == "off":
             command.append("--no-sync")
@@ -144,10 +131,7 @@ class Postgres:
             password.unlink()
         if done.returncode:
             shutil.rmtree(beside, ignore_errors=True)
-            reason = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise PostgresUnusable(
-                f"PostgreSQL could not make its data folder: {reason[-1] if reason else 'no reason'}"
-            )
+            raise PostgresUnusable(f"PostgreSQL could not make its data folder: {_reason(done.stderr)}.")
         beside.rename(self.data)
 
     def _remove_stale_lock(self) -> None:
@@ -164,27 +148,13 @@ class Postgres:
     def _connect(self, database: str) -> Any:
         return psycopg2.connect(self.url(superuser=True, database=database), connect_timeout=5)
 
-    @property
-    def _prefix(self) -> tuple[str, ...]:
-        return _NAMESPACE if os.geteuid() == 0 and _user_namespaces_work() else ()
-
-    @property
-    def _drops_root(self) -> bool:
-        return os.geteuid() == 0 and not _user_namespaces_work()
+    @cached_property
+    def _way(self) -> WayToRun:
+        return choose_way()
 
     @cached_property
     def _binaries(self) -> Path:
-        install = self.install or find_install()
-        if self._drops_root:
-            self.home.path.chmod(0o711)  # nobody walks through; the files in it stay closed
-            if not _nobody_can_reach(self.home.path):
-                raise PostgresUnusable(
-                    f"PostgreSQL refuses to run as root, user namespaces are forbidden here, and {self.home.path} is "
-                    "closed to others: run as an ordinary user, move CELERIAC_HOME, or set DATABASE_URL."
-                )
-            if not _nobody_can_reach(install):
-                install = _copy_install(install, self.home.path / "install")
-        return install / "bin"
+        return self._way.make_reachable(self.install or find_install(), self.home.path) / "bin"
 
 
 def find_install() -> Path:
@@ -199,28 +169,7 @@ def find_install() -> Path:
     return folder
 
 
-def _copy_install(install: Path, target: Path) -> Path:
-    """The server and, where its binaries look for them, the libraries that the wheel keeps beside its package."""
-    package, libraries = install.parent, install.parent.with_suffix(".libs")
-    copy = target / package.name / install.name
-    shutil.copytree(install, copy, symlinks=True, dirs_exist_ok=True)
-    if libraries.exists():
-        shutil.copytree(libraries, target / libraries.name, dirs_exist_ok=True)
-    return copy
-
-
-@cache
-def _user_namespaces_work() -> bool:
-    try:
-        return subprocess.run([*_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-def _as_nobody() -> dict[str, Any]:
-    nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-
-
-def _nobody_can_reach(folder: Path) -> bool:
-    return subprocess.run(["ls", "-d", f"{folder}/."], capture_output=True, check=False, **_as_nobody()).returncode == 0
+def _reason(said: str) -> str:
+    """The line that says why: initdb's last ones are about cleaning up."""
+    lines = said.strip().splitlines() or ["no reason was given"]
+    return next((line for line in lines if re.search("error|fatal|could not|no space", line, re.IGNORECASE)), lines[-1])

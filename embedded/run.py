@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from embedded.given import require_given_servers
 from embedded.home import Home
 from embedded.process import Process
 from embedded.stack import ROLES, plan
 from embedded.stopping import PATIENCE_SECONDS, RANKS, stop_parts
 from embedded.supervisor import SUPERVISOR, StartFailed, Supervisor, Tell
 from models.engine import make_engine
+from models.errors import Unreachable
 from models.schema import migrate
 from settings import ROOT, SERVER_VARIABLES, Settings
 
@@ -45,6 +47,7 @@ def supervise(
     if not home.lock():
         return False
     try:
+        require_given_servers(settings)
         home.ready_file(SUPERVISOR).unlink(missing_ok=True)
         if left := stop_parts(home):  # before ports are chosen: theirs are to be used again
             tell(f"stopped {', '.join(left)}, left behind by an earlier run")
@@ -88,7 +91,8 @@ def start_detached(settings: Settings, *, verbose: bool) -> bool:
                     reason = output.read().decode(errors="replace").strip().removeprefix("manage.py: ")
                 if code == 0:
                     return False  # another `up` was quicker
-                raise StartFailed(reason or f"The supervisor ended with code {code} and said nothing.")
+                kind = Unreachable if code == Unreachable.exit_code else StartFailed
+                raise kind(reason or f"The supervisor ended with code {code} and said nothing.")
             time.sleep(0.05)
     except KeyboardInterrupt:
         child.send_signal(signal.SIGTERM)

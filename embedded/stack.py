@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -73,11 +74,12 @@ def _parts(
     settings: Settings, home: Home, ports: dict[str, int], addresses: dict[str, str], verbose: bool
 ) -> Iterable[Part]:
     level = "INFO" if verbose else "WARNING"
-    shared = {"CELERIAC_HOME": str(home.path), "PYTHONUNBUFFERED": "1"} | {
-        variable: settings.given(variable) for variable in SERVER_VARIABLES
-    }
+    shared = {"CELERIAC_HOME": str(home.path), "PYTHONUNBUFFERED": "1"}
+    shared |= {variable: settings.given(variable) for variable in SERVER_VARIABLES}
+    if os.geteuid() == 0:  # Celery warns at each start; a machine of its own (a container) may well be run as root
+        shared["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
     python = [sys.executable, "-m"]
-    celery = [*python, "celery", "-A", "tasks"]
+    celery = [*python, "celery", *([] if verbose else ["-q"]), "-A", "tasks"]  # -q: no banner
     quiet_start = ["--without-gossip", "--without-mingle", "-l", level]
     yield Part("worker", [*celery, "worker", "-n", "ingest@%h", "-Q", "ingest", "-c", "2", *quiet_start], shared)
     yield Part("system", [*celery, "worker", "-n", "system@%h", "-Q", "system", "-c", "1", *quiet_start], shared)

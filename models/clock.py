@@ -5,8 +5,8 @@ shift is nothing; tests write a row there and thereby move the time of every con
 A trigger refuses that to every role that is not a superuser, the owner of the table too. (The owner could still replace
 the function or drop the trigger: those are DDL, which the role of a running service should not have.)
 
-`(SELECT …)` makes the planner evaluate it once per statement and use it as an index condition; the function is STABLE
-for the same reason. Its body is parsed at creation, so it does not depend on the caller's `search_path`.
+`(SELECT …)` makes the planner evaluate it once per statement and use it as an index condition; STABLE allows the index
+condition to a bare call too. The body is parsed at creation, so it does not depend on the caller's `search_path`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def migrate(engine: Engine, revision: str = "head", *, lock_timeout_seconds: flo
     target = _resolve(revision)
     with _locked_session(engine, lock_timeout_seconds) as connection:
         before = current_revision(connection)
-        connection.commit()  # Alembic commits only a transaction that it began itself
+        connection.commit()  # lock and timeout outlive it; Alembic commits only a transaction that it began itself
         _require_known(before)
         _walk(connection, before, target)
     with engine.connect() as witness:
@@ -67,7 +67,6 @@ def _locked_session(engine: Engine, lock_timeout_seconds: float) -> Iterator[Con
         try:
             connection.execute(text("SELECT set_config('lock_timeout', :t, false)"), {"t": str(milliseconds)})
             connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
-            connection.commit()  # both outlive the transaction; open, it would swallow Alembic's commit
             yield connection
         except DBAPIError as error:
             if getattr(error.orig, "pgcode", None) not in BUSY:
