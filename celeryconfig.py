@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from kombu import Exchange, Queue
 
-import settings
+from tasks.first_words import a_sentence_for_whoever_typed
+from tasks.first_words import broker_url as _broker_url
 
-_settings = settings.current()
-
-broker_url = _settings.broker_url
+with a_sentence_for_whoever_typed():
+    broker_url = _broker_url()
 _is_redis = broker_url.partition(":")[0] in ("redis", "rediss")
 
 # Only JSON, in both directions: a pickled message is code from whoever reached the broker.
@@ -29,7 +29,8 @@ task_store_errors_even_if_ignored = False
 # A message is acknowledged when its work is settled, and given back when the process that held it dies.
 task_acks_late = True
 task_reject_on_worker_lost = True
-task_acks_on_failure_or_timeout = True  # a failure is settled in the ledger; the broker's copy has done its duty
+task_acks_on_failure = True  # a failure is settled in the ledger; the broker's copy has done its duty
+task_acks_on_timeout = True
 worker_prefetch_multiplier = 1  # one message in hand: waiting ones stay visible and go to whoever is free
 worker_cancel_long_running_tasks_on_connection_loss = False  # the duplicate is harmless (guard); killing work is not
 

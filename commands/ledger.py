@@ -8,8 +8,6 @@ import typer
 
 import settings
 from commands.output import console, print_json
-from models.engine import make_engine
-from models.schema import migrate as migrate_schema
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +24,9 @@ def migrate(
 
     Example: `manage.py migrate`
     """
+    from models.engine import make_engine  # noqa: PLC0415 - loads SQLAlchemy
+    from models.schema import migrate as migrate_schema  # noqa: PLC0415
+
     if revision == "base" and not yes:
         typer.confirm("This drops every table of the ledger and all it knows. Go on?", abort=True)
     after = migrate_schema(make_engine(settings.current().database_url), revision, lock_timeout_seconds=lock_timeout)

@@ -15,8 +15,7 @@ from commands.output import console, print_json, print_table
 from embedded import run
 from embedded.follow import Follower
 from embedded.home import Home
-from embedded.stack import FLOWER_USER, SERVER_ROLES
-from embedded.supervisor import SUPERVISOR
+from embedded.roles import FLOWER_USER, SERVER_ROLES, SUPERVISOR
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -40,8 +39,11 @@ def up(
         with console.status("starting …"):
             started = run.start_detached(current, verbose=verbose)
         _print_running(started)
-    elif supervise:
-        run.supervise(current, _tell_log, verbose=verbose, when_ready=lambda _home: lambda: None)
+        return
+    from embedded.foreground import supervise as supervise_stack  # noqa: PLC0415 - loads SQLAlchemy and Alembic
+
+    if supervise:
+        supervise_stack(current, _tell_log, verbose=verbose, when_ready=lambda _home: lambda: None)
     else:
         with console.status("starting …") as progress:
 
@@ -54,7 +56,7 @@ def up(
                 follower.start()
                 return lambda: _stop_following(follower)
 
-            started = run.supervise(current, _tell, verbose=verbose, when_ready=show_and_follow)
+            started = supervise_stack(current, _tell, verbose=verbose, when_ready=show_and_follow)
         if not started:
             _print_running(False)
 

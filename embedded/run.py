@@ -1,4 +1,4 @@
-"""up, down, ps: the life of a stack as its user sees it."""
+"""The life of a stack from outside: start a supervisor in the background, stop it, look at its parts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from embedded.given import require_given_servers
+from embedded.failures import StartFailed
 from embedded.home import Home
 from embedded.process import Process
-from embedded.stack import ROLES, plan
-from embedded.stopping import PATIENCE_SECONDS, RANKS, stop_parts
-from embedded.supervisor import SUPERVISOR, StartFailed, Supervisor, Tell
-from models.engine import make_engine
+from embedded.roles import RANKS, ROLES, SUPERVISOR
+from embedded.stopping import PATIENCE_SECONDS, stop_parts
 from models.errors import Unreachable
-from models.schema import migrate
 from settings import ROOT, SERVER_VARIABLES, Settings
 
 # a part that hangs costs its rank the whole patience
@@ -33,40 +29,6 @@ class Status:
     pid: int | None
     status: str
     uptime_seconds: int | None
-
-
-def supervise(
-    settings: Settings, tell: Tell, *, verbose: bool, when_ready: Callable[[Home], Callable[[], None]]
-) -> bool:
-    """Start everything, stay until a signal comes, stop everything. False if a stack runs here already.
-
-    `when_ready` is called once everything runs; what it returns is called before everything stops.
-    """
-    home = Home(settings.home)
-    home.create()
-    if not home.lock():
-        return False
-    try:
-        require_given_servers(settings)
-        home.ready_file(SUPERVISOR).unlink(missing_ok=True)
-        if left := stop_parts(home):  # before ports are chosen: theirs are to be used again
-            tell(f"stopped {', '.join(left)}, left behind by an earlier run")
-        supervisor = Supervisor(home, plan(home, settings, verbose=verbose), tell)
-        with supervisor.listening():
-            try:
-                supervisor.start(lambda: _migrate(settings))
-                home.ready_file(SUPERVISOR).touch()
-                before_stop = when_ready(home)
-                try:
-                    supervisor.watch()
-                finally:
-                    before_stop()
-            finally:
-                supervisor.stop()
-    finally:
-        home.ready_file(SUPERVISOR).unlink(missing_ok=True)
-        home.unlock()
-    return True
 
 
 def start_detached(settings: Settings, *, verbose: bool) -> bool:
@@ -137,11 +99,3 @@ def exports(settings: Settings) -> dict[str, str]:
     if api_url := settings.stack.get("API_URL"):
         found["API_URL"] = api_url
     return found
-
-
-def _migrate(settings: Settings) -> None:
-    engine = make_engine(settings.database_url)
-    try:
-        migrate(engine)
-    finally:
-        engine.dispose()

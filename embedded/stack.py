@@ -8,18 +8,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from embedded.home import Home
 from embedded.part import Part
 from embedded.postgres import Postgres
 from embedded.redis import BROKER, RECEIPTS, Redis
+from embedded.roles import PORTS
 from settings import SERVER_VARIABLES, Settings
-
-SERVER_ROLES: Final = ("postgres", "redis-broker", "redis-receipts")
-ROLES: Final = (*SERVER_ROLES, "worker", "system", "api", "flower", "beat")
-PORTS: Final = {"postgres": 54329, "redis-broker": 63790, "redis-receipts": 63791, "api": 8000, "flower": 5555}
-FLOWER_USER: Final = "celeriac"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Stops the parts of a stack, by their pid files, whoever started them.
-
-In this order: nothing new is rung (beat), then nothing is worked on, then the servers go. A rank ends together.
-"""
+"""Stops the parts of a stack in order, by their pid files, whoever started them."""
 
 from __future__ import annotations
 
@@ -13,10 +10,8 @@ from typing import Final
 from embedded.home import Home
 from embedded.part import clear
 from embedded.process import Process
-from embedded.stack import SERVER_ROLES
+from embedded.roles import RANKS, STOP_SIGNALS
 
-RANKS: Final = (("beat",), ("worker", "system", "api", "flower"), SERVER_ROLES)
-SIGNALS: Final = {"postgres": signal.SIGINT}  # fast shutdown: roll back, write a checkpoint, end
 PATIENCE_SECONDS: Final = 15.0
 
 
@@ -27,7 +22,7 @@ def stop_parts(home: Home, *, hurry: Callable[[], bool] = lambda: False) -> list
         found = {role: process for role in rank if (process := Process.read(home.pid_file(role)))}
         alive = {role: process for role, process in found.items() if process.is_alive()}
         for role, process in alive.items():
-            process.ask_to_end(SIGNALS.get(role, signal.SIGTERM))
+            process.ask_to_end(STOP_SIGNALS.get(role, signal.SIGTERM))
         deadline = time.monotonic() + PATIENCE_SECONDS
         for process in alive.values():
             process.wait_or_kill(max(0.1, deadline - time.monotonic()), hurry=hurry)

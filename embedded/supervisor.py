@@ -15,31 +15,19 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from embedded.failures import Interrupted, StartFailed
 from embedded.home import Home
 from embedded.part import Part, Running, clear
 from embedded.process import Process
+from embedded.roles import SUPERVISOR
 from embedded.stack import Stack
 from embedded.stopping import stop_parts
-from models.errors import CeleriacError
 
 START_PATIENCE_SECONDS: Final = 60.0
 LONGEST_WAIT_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 60.0
-SUPERVISOR: Final = "supervisor"
 
 Tell = Callable[[str], None]
-
-
-class StartFailed(CeleriacError):
-    """A part of the stack did not start; everything was stopped again."""
-
-    code = "start_failed"
-
-
-class Interrupted(CeleriacError):
-    """Stopped before everything was ready."""
-
-    code = "interrupted"
 
 
 class Supervisor:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import billiard.common
+import celery.app.control
 from celery import Celery, signals
 
 import metrics
 import settings
 from models.engine import forget_inherited_connections
+from tasks.first_words import a_sentence_for_whoever_typed
 from tasks.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -26,51 +28,47 @@ logger = logging.getLogger(__name__)
 def _give_work_back_on_sigterm() -> None:
     """SIGTERM as Celery's cold shutdown: messages in hand go back at once instead of being worked off.
 
-    billiard reads the variable when it is imported, which Flower's plug-in has done before this line; whoever uses the
-    value imports it later.
+    billiard reads the variable when it is imported, and the `celery` program has done that, and copied the value into
+    other modules, before this line. A copy left behind would send the children a SIGTERM that they ignore.
     """
-    if "REMAP_SIGTERM" not in os.environ:
-        os.environ["REMAP_SIGTERM"] = "SIGQUIT"
-        importlib.reload(billiard.common)
+    if "REMAP_SIGTERM" in os.environ:
+        return
+    os.environ["REMAP_SIGTERM"] = "SIGQUIT"
+    importlib.reload(billiard.common)
+    importlib.reload(celery.app.control)  # has it in default arguments
+    for module in ("celery.worker.control", "celery.worker.request"):
+        if module in sys.modules:
+            sys.modules[module].TERM_SIGNAME = billiard.common.TERM_SIGNAME  # type: ignore[attr-defined]
 
 
 def _close_flower() -> None:
     """Flower on loopback with a login, from whatever folder it is started; its own variables and options still win."""
-    os.environ.setdefault("FLOWER_ADDRESS", "127.0.0.1")
+    ours = {"FLOWER_ADDRESS": "127.0.0.1"}
     if secret := settings.current().secrets.get("flower"):
-        os.environ.setdefault("FLOWER_BASIC_AUTH", f"celeriac:{secret}")
-    if "flower" in sys.argv and not any(name in os.environ for name in ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")):
-        _exit(settings.SettingsError("Flower would be open to anyone: set FLOWER_BASIC_AUTH=user:password."))
+        ours["FLOWER_BASIC_AUTH"] = f"celeriac:{secret}"
+    for variable, value in ours.items():
+        os.environ[variable] = os.environ.get(variable) or value  # an empty one would open it
+    if "flower" in sys.argv and not _flower_has_a_login():
+        raise settings.SettingsError("Flower would be open to anyone: set FLOWER_BASIC_AUTH=user:password.")
 
 
-def _forget_printed_broker() -> None:
-    """Celery's -b option reads BROKER_URL: what `manage.py env` printed earlier must not win over the running stack."""
-    if not settings.current().given("BROKER_URL"):
-        for variable in ("BROKER_URL", "CELERY_BROKER_URL"):
-            os.environ.pop(variable, None)
-
-
-def _exit(error: settings.SettingsError) -> None:
-    """A sentence instead of a traceback, for whoever typed `celery …`."""
-    if Path(sys.argv[0]).stem in ("celery", "__main__"):
-        print(f"celery: {error.message}", file=sys.stderr)  # noqa: T201
-        raise SystemExit(error.exit_code)
-    raise error
+def _flower_has_a_login() -> bool:
+    options = ("--basic-auth", "--basic_auth", "--auth")
+    return any(map(os.environ.get, ("FLOWER_BASIC_AUTH", "FLOWER_AUTH"))) or any(
+        argument.startswith(options) for argument in sys.argv
+    )
 
 
 def _make_app() -> Celery:
     application = Celery("celeriac")
-    try:
-        _forget_printed_broker()
-        application.config_from_object("celeryconfig", force=True)
-    except settings.SettingsError as error:
-        _exit(error)
+    application.config_from_object("celeryconfig", force=True)
     return application
 
 
 _give_work_back_on_sigterm()
-app = _make_app()
-_close_flower()
+with a_sentence_for_whoever_typed():
+    app = _make_app()
+    _close_flower()
 
 
 @signals.worker_ready.connect
@@ -78,6 +76,13 @@ _close_flower()
 def _say_ready(**_: Any) -> None:
     if path := os.environ.get("CELERIAC_READY_FILE"):
         Path(path).touch()
+
+
+@signals.worker_init.connect
+def _require_ledger(**_: Any) -> None:
+    """A worker without one would fail every task, and acknowledge it."""
+    with a_sentence_for_whoever_typed():
+        assert settings.current().database_url
 
 
 @signals.worker_init.connect

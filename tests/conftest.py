@@ -13,7 +13,8 @@ import settings
 from embedded.home import Home
 from embedded.part import Running
 from embedded.postgres import Postgres
-from embedded.stack import PORTS, SERVER_ROLES, embedded_servers
+from embedded.roles import PORTS, SERVER_ROLES
+from embedded.stack import embedded_servers
 from embedded.stopping import stop_parts
 from models import engine as engine_module
 from tests.isolation import isolate

@@ -6,7 +6,6 @@ import os
 import tempfile
 from pathlib import Path
 
-
 SERVERS = ("DATABASE_URL", "BROKER_URL", "REDIS_URL", "API_URL", "LOG_FORMAT")
 PREFIXES = ("INGEST_", "OUTBOX_", "RECEIPT_", "CHECKPOINT_", "BACKLOG_", "FLOWER_", "API_", "KAFKA_", "CELERY_")
 

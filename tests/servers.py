@@ -3,34 +3,71 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import redis
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, make_url, text
 
 from embedded.home import Home
 from embedded.part import Running
-from embedded.postgres import Postgres
-from models import Base, make_engine, migrate
+from models.engine import make_engine
+from models.schema import migrate
+from models.tables import Base
 
 _numbers = itertools.count()
+
+
+class Server(Protocol):
+    """A PostgreSQL, embedded or given."""
+
+    def url(self, *, superuser: bool = False, database: str = ...) -> str: ...
+
+    def create_database(self, name: str = ...) -> None: ...
+
+
+class GivenServer:
+    """The PostgreSQL of TEST_DATABASE_URL, an address of a superuser. Tests make a role and databases of their own."""
+
+    role = "celeriac_tests"
+
+    def __init__(self, url: str) -> None:
+        self.address = make_url(url)
+        self.password = secrets.token_urlsafe(16)
+
+    def url(self, *, superuser: bool = False, database: str = "postgres") -> str:
+        address = self.address.set(drivername="postgresql", database=database)
+        if not superuser:
+            address = address.set(username=self.role, password=self.password)
+        return address.render_as_string(hide_password=False)
+
+    def create_database(self, name: str = "celeriac_tests") -> None:
+        admin = create_engine(Cluster.sqlalchemy(self.url(superuser=True)), isolation_level="AUTOCOMMIT")
+        with admin.connect() as connection:
+            known = connection.execute(text("SELECT 1 FROM pg_roles WHERE rolname = :r"), {"r": self.role}).scalar()
+            verb = "ALTER" if known else "CREATE"
+            connection.execute(text(f"{verb} ROLE {self.role} LOGIN PASSWORD '{self.password}'"))
+            connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+            connection.execute(text(f"CREATE DATABASE {name} OWNER {self.role}"))
+        admin.dispose()
 
 
 class Cluster:
     """One PostgreSQL: makes databases, knows their addresses."""
 
-    def __init__(self, server: Postgres) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
 
     def url(self, database: str) -> str:
-        return self._sqlalchemy(self.server.url(database=database))
+        return self.sqlalchemy(self.server.url(database=database))
 
     def superuser_url(self, database: str) -> str:
-        return self._sqlalchemy(self.server.url(superuser=True, database=database))
+        return self.sqlalchemy(self.server.url(superuser=True, database=database))
 
     @contextmanager
     def temporary_database(self) -> Iterator[str]:
@@ -62,7 +99,7 @@ class Cluster:
         return create_engine(self.superuser_url(self.migrated), pool_size=2)
 
     @staticmethod
-    def _sqlalchemy(url: str) -> str:
+    def sqlalchemy(url: str) -> str:
         return url.replace("postgresql://", "postgresql+psycopg2://", 1)
 
 

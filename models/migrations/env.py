@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from models import Base
+from models.tables import Base
 
 connection: Connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=Base.metadata)

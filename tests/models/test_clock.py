@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
-from models import make_engine
+from models.engine import make_engine
 from tests.models.moving_clock import move_clock
 from tests.servers import Cluster
 

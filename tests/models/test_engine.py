@@ -11,8 +11,8 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import DataError, OperationalError
 
 import settings
-from models import Unreachable, forget_inherited_connections, make_engine, sessions
-from models.engine import engine
+from models.engine import engine, forget_inherited_connections, make_engine, sessions
+from models.errors import Unreachable
 
 
 @pytest.fixture

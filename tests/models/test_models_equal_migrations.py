@@ -10,7 +10,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Engine, text
 
-from models import Base, make_engine, migrate
+from models.engine import make_engine
+from models.schema import migrate
+from models.tables import Base
 
 CATALOGUE = {
     "columns": """

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, inspect, text
 
-from models import LedgerBusy, Misuse, SchemaMismatch, head_revision, known_revisions, make_engine, migrate, schema
+from models import schema
+from models.engine import make_engine
+from models.errors import LedgerBusy, Misuse, SchemaMismatch
+from models.schema import head_revision, known_revisions, migrate
 
 
 @pytest.fixture

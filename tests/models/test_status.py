@@ -12,31 +12,26 @@ from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from models import (
-    TASK_TRANSITIONS,
-    Decision,
-    EventStatus,
-    IngestTask,
-    SinkState,
-    TaskStatus,
-    make_engine,
-)
+from models.engine import make_engine
+from models.sinks import Decision, SinkState
+from models.status import TASK_TRANSITIONS, EventStatus, TaskStatus
+from models.tasks import IngestTask
 
 TASK = """
     INSERT INTO ingest_task (id, type, payload, status, lease_token, next_retry_at, finished_at)
     SELECT gen_random_uuid(), 't', '{}', s, CASE WHEN s = 'RUNNING' THEN gen_random_uuid() END,
            CASE WHEN s = 'RETRYING' THEN ledger_now() END,
-           CASE WHEN s IN ('SUCCEEDED', 'DEAD', 'DISCARDED') THEN ledger_now() END FROM (SELECT :value AS s)"""
+           CASE WHEN s IN ('SUCCEEDED', 'DEAD', 'DISCARDED') THEN ledger_now() END FROM (SELECT :value AS s) AS given"""
 EVENT = """
     INSERT INTO outbox_event (destination, payload, status, sent_at)
-    SELECT 'd', '{}', s, CASE WHEN s = 'SENT' THEN ledger_now() END FROM (SELECT :value AS s)"""
+    SELECT 'd', '{}', s, CASE WHEN s = 'SENT' THEN ledger_now() END FROM (SELECT :value AS s) AS given"""
 DECISION = """
     INSERT INTO sink_transaction (gid, task_id, sink, decision, decided_at)
     VALUES (gen_random_uuid()::text, gen_random_uuid(), 's', :value, ledger_now())"""
 STATE = """
     INSERT INTO sink_transaction (gid, task_id, sink, state, decision, decided_at)
     SELECT gen_random_uuid()::text, gen_random_uuid(), 's', s, CASE s WHEN 'aborted' THEN 'abort' ELSE 'commit' END,
-           ledger_now() FROM (SELECT :value AS s)"""
+           ledger_now() FROM (SELECT :value AS s) AS given"""
 
 
 @pytest.fixture

@@ -11,8 +11,10 @@ from sqlalchemy import Connection, Engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-import models
-from models import Base, make_engine
+from models import tables
+from models.engine import make_engine
+from models.status import EventStatus, TaskStatus
+from models.tables import Base
 from tests.servers import Cluster
 
 TASK = "INSERT INTO ingest_task (id, type, payload{0}) VALUES (gen_random_uuid(), 't', '{{}}'{1})"
@@ -237,25 +239,25 @@ def test_no_queue_table_has_a_foreign_key() -> None:
 def test_every_table_of_the_owner_can_be_written_and_read_through_its_model(connection: Connection) -> None:
     one, now = uuid.uuid4(), datetime.now(UTC)
     rows: list[Base] = [
-        models.IngestTask(id=one, type="t", payload=[1, "two"], result={"a": None}),
-        models.IngestTaskTransition(task_id=one, to_status=models.TaskStatus.QUEUED),
-        models.TaskLease(token=one, holder="h", lease_until=now, task_ids=[one], type="t", queue="q", priority=5),
-        models.TaskAudit(task_id=one, code="late_success", worker_id="w"),
-        models.TaskStep(task_id=one, name="fetch", result=None),
-        models.OutboxEvent(destination="d", payload={"ids": [str(one)]}),
-        models.OutboxAudit(code="outbox_flush_db_error", worker_id="w"),
-        models.SinkTransaction(gid="g", task_id=one, sink="s"),
-        models.Document(id=one, name="n", media_type="m", sha256=bytes(32), content=b"abc", size_bytes=3),
-        models.DocumentChunk(document_id=one, position=0, text="words"),
-        models.Chat(id=one, first_user_id="a", second_user_id="b"),
-        models.ChatMember(chat_id=one, user_id="a"),
-        models.ChatMessage(id=one, chat_id=one, client_msg_id="c", from_user_id="a", to_user_id="b", body="hello"),
-        models.Checkpoint(stream="s"),
-        models.ShardLease(stream="s", shard=0),
-        models.Tick(name="relay"),
-        models.QueuePause(queue="q"),
-        models.QueueLimit(queue="q", max_running=1),
-        models.ApiToken(name="n", token_sha256=bytes(32), scopes=["tasks:write"]),
+        tables.IngestTask(id=one, type="t", payload=[1, "two"], result={"a": None}),
+        tables.IngestTaskTransition(task_id=one, to_status=TaskStatus.QUEUED),
+        tables.TaskLease(token=one, holder="h", lease_until=now, task_ids=[one], type="t", queue="q", priority=5),
+        tables.TaskAudit(task_id=one, code="late_success", worker_id="w"),
+        tables.TaskStep(task_id=one, name="fetch", result=None),
+        tables.OutboxEvent(destination="d", payload={"ids": [str(one)]}),
+        tables.OutboxAudit(code="outbox_flush_db_error", worker_id="w"),
+        tables.SinkTransaction(gid="g", task_id=one, sink="s"),
+        tables.Document(id=one, name="n", media_type="m", sha256=bytes(32), content=b"abc", size_bytes=3),
+        tables.DocumentChunk(document_id=one, position=0, text="words"),
+        tables.Chat(id=one, first_user_id="a", second_user_id="b"),
+        tables.ChatMember(chat_id=one, user_id="a"),
+        tables.ChatMessage(id=one, chat_id=one, client_msg_id="c", from_user_id="a", to_user_id="b", body="hello"),
+        tables.Checkpoint(stream="s"),
+        tables.ShardLease(stream="s", shard=0),
+        tables.Tick(name="relay"),
+        tables.QueuePause(queue="q"),
+        tables.QueueLimit(queue="q", max_running=1),
+        tables.ApiToken(name="n", token_sha256=bytes(32), scopes=["tasks:write"]),
     ]
     assert {type(row).__tablename__ for row in rows} | {"ledger_clock"} == set(Base.metadata.tables)
     with Session(connection) as session:
@@ -263,7 +265,7 @@ def test_every_table_of_the_owner_can_be_written_and_read_through_its_model(conn
             session.add(row)
             session.flush()
         session.expire_all()
-        task, event = session.get_one(models.IngestTask, one), session.scalars(select(models.OutboxEvent)).one()
-        assert (task.payload, task.result, task.status) == ([1, "two"], {"a": None}, models.TaskStatus.QUEUED)
-        assert (event.status, event.headers, event.created_at.tzinfo is not None) == (models.EventStatus.NEW, {}, True)
-        assert session.get_one(models.TaskLease, one).task_ids == [one]
+        task, event = session.get_one(tables.IngestTask, one), session.scalars(select(tables.OutboxEvent)).one()
+        assert (task.payload, task.result, task.status) == ([1, "two"], {"a": None}, TaskStatus.QUEUED)
+        assert (event.status, event.headers, event.created_at.tzinfo is not None) == (EventStatus.NEW, {}, True)
+        assert session.get_one(tables.TaskLease, one).task_ids == [one]

@@ -1,0 +1,81 @@
+"""The folder of a stack: closed to others, its secrets made once, its ports kept."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from embedded.home import Home, HomeUnusable
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.create()
+    return home
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_home_is_closed_to_others(fresh: Home) -> None:
+    assert mode(fresh.path) == 0o700
+    assert mode(fresh.path / "secrets.json") == 0o600
+    fresh.path.chmod(0o755)
+    fresh.create()
+    assert mode(fresh.path) == 0o700
+
+
+def test_secrets_are_made_once_and_differ_between_homes(fresh: Home, tmp_path: Path) -> None:
+    before = fresh.secrets
+    fresh.create()
+    assert fresh.secrets == before
+    other = Home(tmp_path / "other")
+    other.create()
+    assert not set(before.values()) & set(other.secrets.values())
+    assert min(map(len, before.values())) >= 32
+
+
+def test_two_supervisors_cannot_have_one_home(fresh: Home) -> None:
+    assert fresh.lock()
+    rival = Home(fresh.path)
+    assert rival.is_locked()
+    assert not rival.lock()
+    fresh.unlock()
+    assert rival.lock()
+    rival.unlock()
+
+
+def test_ports_are_kept_and_a_taken_one_is_replaced(fresh: Home) -> None:
+    first = fresh.ports({"api": 0, "flower": 0}, wished={})
+    assert fresh.ports({"api": 0, "flower": 0}, wished={}) == first
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", first["api"]))
+        squatter.listen()
+        moved = fresh.ports({"api": 0, "flower": 0}, wished={})
+    assert moved["api"] != first["api"]
+    assert moved["flower"] == first["flower"]
+    assert fresh.ports({"api": 0, "flower": 0}, wished={}) == moved
+
+
+def test_two_roles_never_get_one_port(fresh: Home) -> None:
+    free = fresh.ports({"x": 0}, wished={})["x"]
+    ports = fresh.ports({"a": free, "b": free, "c": free}, wished={})
+    assert len(set(ports.values())) == 3
+
+
+def test_a_wished_port_wins_over_the_remembered_one(fresh: Home) -> None:
+    fresh.ports({"api": 0}, wished={})
+    wish = fresh.ports({"x": 0}, wished={})["x"]
+    assert fresh.ports({"api": 0}, wished={"api": wish})["api"] == wish
+
+
+@pytest.mark.parametrize("place", ["/proc/celeriac", "file/home"])
+def test_a_folder_that_cannot_be_made_is_a_sentence(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(HomeUnusable, match="cannot be used"):
+        Home(tmp_path / place).create()

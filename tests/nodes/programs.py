@@ -1,0 +1,53 @@
+"""Programs as a user types them: `celery …` of this environment, in the project's folder, with nothing else set."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from settings import ROOT
+
+_NOT_INHERITED = ("PYTHONPATH", "REMAP_SIGTERM", "PROMETHEUS_MULTIPROC_DIR", "CELERIAC_METRICS_DIR")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, which `tests.isolation` has emptied of addresses."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    return inherited | variables
+
+
+def celery(*arguments: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("celery")), *arguments]
+
+
+def start(command: list[str], variables: Mapping[str, str], *, cwd: Path = ROOT) -> subprocess.Popen[str]:
+    """Without waiting, so that several can be asked at once."""
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(command: list[str], variables: Mapping[str, str], *, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    with start(command, variables, cwd=cwd) as process:
+        return finish(process)
+
+
+def finish(process: subprocess.Popen[str], *, seconds: float = 30) -> subprocess.CompletedProcess[str]:
+    """Wait for its end; what does not end in time is ended."""
+    try:
+        said, complained = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, said, complained)

@@ -1,0 +1,87 @@
+"""pytest-celery's fixtures with processes of this machine in them, and one worker per broker that the tests share.
+
+Beyond the nodes two fixtures are replaced: there is no result backend, since results live in the ledger; and the app
+that talks to a worker has the project's settings, since a ping under another key prefix reaches nobody and still counts
+as answered by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kombu.pools
+import pytest
+
+import settings
+from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, WorkerNode
+from tests.nodes.shared import SharedNodes
+from tests.servers import ServersOfTests
+from tests.tasks.celery_settings import celery_settings
+from tests.tasks.held import Held
+
+RABBITMQ = pytest.param("celery_rabbitmq_broker", marks=pytest.mark.guarantee)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedNodes]:
+    nodes = SharedNodes(tmp_path_factory.mktemp("nodes"))
+    if any("rabbitmq" in item.name for item in request.session.items):
+        nodes.launch_rabbitmq()
+    yield nodes
+    nodes.end()
+
+
+@pytest.fixture
+def default_redis_broker(nodes: SharedNodes) -> RedisNode:
+    return nodes.redis()
+
+
+@pytest.fixture
+def default_rabbitmq_broker(nodes: SharedNodes) -> RabbitNode:
+    return nodes.rabbitmq()
+
+
+@pytest.fixture(params=["celery_redis_broker", RABBITMQ])
+def celery_broker(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def celery_backend_cluster() -> None:
+    return None
+
+
+@pytest.fixture
+def default_worker_cls() -> type[LocalTestWorker]:
+    return LocalTestWorker
+
+
+@pytest.fixture
+def default_worker_container(nodes: SharedNodes, stack: ServersOfTests, celery_broker: Any) -> WorkerNode:
+    """A bare worker: it has two children wherever it runs, and knows the task that tests hold."""
+    return nodes.worker(
+        celery_broker.container,
+        *("-c", "2", "-I", "tests.tasks.slow_tasks"),
+        CELERIAC_HOME=str(stack.home.path),
+        WORKER_METRICS_PORT=str(stack.home.ports({celery_broker.name(): 0}, wished={})[celery_broker.name()]),
+    )
+
+
+@pytest.fixture
+def celery_setup_config(
+    celery_broker: Any, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
+    monkeypatch.setenv("BROKER_URL", celery_broker.container.url)
+    settings.current.cache_clear()
+    yield celery_settings()
+    kombu.pools.reset()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    """A message that stays in a worker's hand until the test lets go."""
+    held = Held(tmp_path / "held")
+    yield held
+    held.release()

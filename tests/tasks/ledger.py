@@ -1,0 +1,27 @@
+"""What the ledger says about ticks that went through a broker and a worker."""
+
+from __future__ import annotations
+
+from celery import Celery
+from sqlalchemy import text
+
+from models.engine import engine
+from tests.servers import wait_until
+
+HOLDER = text("SELECT holder FROM tick WHERE name = 'beat'")
+FORGET = text("DELETE FROM tick")
+
+
+def beat_holder() -> str | None:
+    """The worker that last ran `tasks.beat_seen`."""
+    with engine().connect() as connection:
+        return connection.execute(HOLDER).scalar()
+
+
+def send_and_await_beat(app: Celery, *, seconds: float = 20, **options: str) -> str:
+    """Send a new beat through the broker and wait until the ledger has it; returns who ran it."""
+    with engine().begin() as connection:
+        connection.execute(FORGET)
+    app.send_task("tasks.beat_seen", **options)
+    wait_until(beat_holder, "beat_seen is in the ledger", seconds=seconds)
+    return beat_holder() or ""

@@ -1,0 +1,106 @@
+"""The paper is true: the generated page is fresh, every command and every file that it names exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Final
+
+import pytest
+import typer
+
+import commands
+from commands.config import configuration_page
+from settings import ROOT
+
+PAGES: Final = [
+    page.relative_to(ROOT).as_posix() for page in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
+]
+CELERY: Final = {"worker", "beat", "flower", "inspect"}
+
+# Where packages come from, and where somebody's clone or home is: true on one machine only.
+REGISTRY: Final = re.compile(r"https?://[^\s/]*(pypi|pythonhosted|npmjs|artifactory|nexus|devpi)|/simple/?['\"\s]")
+MACHINE_PATH: Final = re.compile(r"(?<![\w.$}/~])/(home|root|Users|work|workspace|builds)/\w")
+
+
+def test_the_page_of_settings_is_fresh() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "stale: run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_make_target_that_is_named_exists(page: str) -> None:
+    assert set(re.findall(r"\bmake ([a-z][a-z-]*)", _code(page))) <= _targets()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_manage_py_that_is_named_exists(page: str) -> None:
+    assert set(re.findall(r"\bmanage\.py ([a-z][a-z-]*)", _code(page))) <= _commands()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_celery_that_is_named_exists(page: str) -> None:
+    assert set(re.findall(r"\bcelery -A tasks ([a-z]+)", _code(page))) <= CELERY
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_is_named_or_linked_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    linked = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
+    missing = [link for link in linked if not (ROOT / page).parent.joinpath(link).exists()]
+    named = set(re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|in|txt|yml|toml)|(?:[\w.-]+/)+)`", text))
+    missing += [name for name in named if not (ROOT / name).exists() and name != ".celeriac/"]
+    assert missing == []
+
+
+def test_readme_names_every_command_and_every_target() -> None:
+    """What exists and is not in README is found by nobody."""
+    readme = _code("README.md")
+    assert {command for command in _commands() if not re.search(rf"manage\.py {command}\b", readme)} == set()
+    assert {target for target in _targets() if not re.search(rf"\bmake {target}\b", readme)} == set()
+
+
+def test_readme_begins_with_one_sentence_one_reason_and_one_thing_to_run() -> None:
+    blocks = (ROOT / "README.md").read_text().split("\n\n")
+    assert blocks[0] == "# Celeriac"
+    assert blocks[1].startswith("**Celery tasks whose effects happen once, with a receipt.**")
+    assert blocks[3] == "```sh\nmake up\n```"
+
+
+def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
+    found = []
+    for name in _files():
+        try:
+            text = (ROOT / name).read_text()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{name}: {hit[0]}" for pattern in (REGISTRY, MACHINE_PATH) for hit in pattern.finditer(text)]
+        if len(ROOT.parts) > 2 and str(ROOT) in text:  # /app would be found in the Dockerfile
+            found.append(f"{name}: {ROOT}")
+    assert found == []
+
+
+def _code(page: str) -> str:
+    """What a page shows as code, in fences and between backticks."""
+    text = (ROOT / page).read_text()
+    fences = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return "\n".join([*fences, *re.findall(r"`([^`]+)`", rest)])
+
+
+def _targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def _commands() -> set[str]:
+    door = typer.main.get_command(commands.app)
+    return set(door.list_commands(typer.Context(door)))  # type: ignore[attr-defined]
+
+
+def _files() -> list[str]:
+    """What is in the repository, or will be: everything that is not ignored."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("this is no git clone, so nobody knows which files are the repository's")
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
