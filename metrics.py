@@ -39,10 +39,10 @@ def _choose_folder() -> None:
 
 
 def _sweep(prefix: str) -> None:
-    """Folders whose program was killed before it could remove them."""
+    """Folders whose program was killed before it could remove them, or became us by exec: a worker does, on SIGHUP."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+        if pid.isdecimal() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,21 +5,19 @@ Everything that Celery can be told is in `celeryconfig.py`; here is only what mu
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import billiard.common
-import celery.app.control
 from celery import Celery, signals
 
 import metrics
 import settings
 from models.engine import forget_inherited_connections
-from tasks.first_words import a_sentence_for_whoever_typed
+from models.readiness import require_ready
+from tasks.first_words import a_sentence_for_whoever_typed, is_celery_program
 from tasks.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -28,17 +26,12 @@ logger = logging.getLogger(__name__)
 def _give_work_back_on_sigterm() -> None:
     """SIGTERM as Celery's cold shutdown: messages in hand go back at once instead of being worked off.
 
-    billiard reads the variable when it is imported, and the `celery` program has done that, and copied the value into
-    other modules, before this line. A copy left behind would send the children a SIGTERM that they ignore.
+    Celery copies this variable into several modules while it is imported, which has happened before this line; so a
+    worker that was started without it begins once more with it.
     """
-    if "REMAP_SIGTERM" in os.environ:
-        return
-    os.environ["REMAP_SIGTERM"] = "SIGQUIT"
-    importlib.reload(billiard.common)
-    importlib.reload(celery.app.control)  # has it in default arguments
-    for module in ("celery.worker.control", "celery.worker.request"):
-        if module in sys.modules:
-            sys.modules[module].TERM_SIGNAME = billiard.common.TERM_SIGNAME  # type: ignore[attr-defined]
+    if "worker" in sys.argv and "REMAP_SIGTERM" not in os.environ:
+        os.environ["REMAP_SIGTERM"] = "SIGQUIT"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
 
 
 def _close_flower() -> None:
@@ -59,16 +52,13 @@ def _flower_has_a_login() -> bool:
     )
 
 
-def _make_app() -> Celery:
-    application = Celery("celeriac")
-    application.config_from_object("celeryconfig", force=True)
-    return application
-
-
-_give_work_back_on_sigterm()
-with a_sentence_for_whoever_typed():
-    app = _make_app()
-    _close_flower()
+app = Celery("celeriac")
+app.config_from_object("celeryconfig")  # read when it is first needed: importing this module needs no broker
+if is_celery_program():
+    _give_work_back_on_sigterm()
+    with a_sentence_for_whoever_typed():
+        _close_flower()
+        assert app.conf.broker_url
 
 
 @signals.worker_ready.connect
@@ -80,9 +70,9 @@ def _say_ready(**_: Any) -> None:
 
 @signals.worker_init.connect
 def _require_ledger(**_: Any) -> None:
-    """A worker without one would fail every task, and acknowledge it."""
+    """A worker without one, or with a schema of yesterday, would fail every task, and acknowledge it."""
     with a_sentence_for_whoever_typed():
-        assert settings.current().database_url
+        require_ready(newer_is_ready=True)
 
 
 @signals.worker_init.connect

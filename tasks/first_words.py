@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import settings
+from models.errors import CeleriacError
 
 
 @contextmanager
 def a_sentence_for_whoever_typed() -> Iterator[None]:
     try:
         yield
-    except settings.SettingsError as error:
-        if _program() != "celery":
+    except (settings.SettingsError, CeleriacError) as error:
+        if not is_celery_program():
             raise
         print(f"celery: {error.message}", file=sys.stderr)  # noqa: T201
         raise SystemExit(error.exit_code) from None
@@ -39,7 +40,7 @@ def broker_url() -> str:
     return current.broker_url
 
 
-def _program() -> str:
-    """`celery`, also for `python -m celery`."""
+def is_celery_program() -> bool:
+    """True for `celery …` and `python -m celery …`; False for whoever merely imports us."""
     path = Path(sys.argv[0])
-    return path.parent.name if path.stem == "__main__" else path.stem
+    return path.name == "celery" or path.parts[-2:] == ("celery", "__main__.py")

@@ -1,1 +1,1 @@
-"""Processes of this machine in the place of pytest-celery's containers: its fixtures drive them without a Docker engine."""
+"""Processes of this machine in the place of pytest-celery's containers: its fixtures need no Docker engine."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pytest_celery import (  # type: ignore[import-untyped]
-    CeleryTestSetup,
     CeleryTestWorker,
     CeleryWorkerContainer,
     RabbitMQContainer,
@@ -97,6 +96,8 @@ class RabbitNode(_Local, RabbitMQContainer):  # type: ignore[misc]
 class WorkerNode(_Local, CeleryWorkerContainer):  # type: ignore[misc]
     """`celery -A tasks worker` of this project, with its own folder for temporary files."""
 
+    process: LocalProcess
+
     def __init__(self, folder: Path, *options: str, **variables: str) -> None:
         ready_file = folder / "ready"
         self.temporary = folder / "tmp"
@@ -128,7 +129,3 @@ class LocalTestWorker(CeleryTestWorker):  # type: ignore[misc]
 
     def hostname(self) -> str:
         return f"{self.worker_name}@{socket.gethostname()}"
-
-
-class LocalTestSetup(CeleryTestSetup):  # type: ignore[misc]
-    """Talks to the worker with the project's own settings: another key prefix would not even reach it."""

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from settings import ROOT
@@ -24,11 +23,11 @@ def celery(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("celery")), *arguments]
 
 
-def start(command: list[str], variables: Mapping[str, str], *, cwd: Path = ROOT) -> subprocess.Popen[str]:
+def start(command: list[str], **variables: str) -> subprocess.Popen[str]:
     """Without waiting, so that several can be asked at once."""
     return subprocess.Popen(
         command,
-        cwd=cwd,
+        cwd=ROOT,
         env=environment(**variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -36,11 +35,6 @@ def start(command: list[str], variables: Mapping[str, str], *, cwd: Path = ROOT)
         text=True,
         start_new_session=True,
     )
-
-
-def run(command: list[str], variables: Mapping[str, str], *, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    with start(command, variables, cwd=cwd) as process:
-        return finish(process)
 
 
 def finish(process: subprocess.Popen[str], *, seconds: float = 30) -> subprocess.CompletedProcess[str]:
@@ -51,3 +45,8 @@ def finish(process: subprocess.Popen[str], *, seconds: float = 30) -> subprocess
         os.killpg(process.pid, signal.SIGKILL)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    with start(command, **variables) as process:
+        return finish(process)

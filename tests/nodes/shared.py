@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from embedded.home import Home
 from tests.nodes import rabbitmq
 from tests.nodes.containers import RabbitNode, RedisNode, WorkerNode
 
@@ -15,15 +16,16 @@ Broker = RedisNode | RabbitNode
 class SharedNodes:
     """What a test has ended is started again for the next one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, ledger: Home) -> None:
         self.folder = folder
+        self.ledger = ledger
         self.rabbit: rabbitmq.OwnRabbit | rabbitmq.GivenRabbit | None = None
         self._redis: RedisNode | None = None
         self._rabbit_node: RabbitNode | None = None
         self._workers: dict[str, WorkerNode] = {}
 
     def launch_rabbitmq(self) -> None:
-        """Boots while other tests run."""
+        """Does not wait for it: it takes six seconds."""
         self.rabbit = self.rabbit or rabbitmq.launch()
 
     def redis(self) -> RedisNode:
@@ -41,11 +43,11 @@ class SharedNodes:
         self._rabbit_node.ensure_running()
         return self._rabbit_node
 
-    def worker(self, broker: Broker, *options: str, **variables: str) -> WorkerNode:
-        """The worker of this broker. Only the first call decides on its options."""
-        if broker.url not in self._workers:
-            folder = self.folder / f"worker-of-{broker.name}"
-            self._workers[broker.url] = WorkerNode(folder, *options, BROKER_URL=broker.url, **variables)
+    def worker(self, broker: Broker) -> WorkerNode:
+        """A bare worker: two children wherever it runs, with its own /metrics, and it knows the task that tests hold."""
+        self._launch_worker(broker)
+        if self.rabbit and self.rabbit.process.is_ready():
+            self._launch_worker(self.rabbitmq())  # will be asked for next: the two start side by side
         self._workers[broker.url].ensure_running()
         return self._workers[broker.url]
 
@@ -56,3 +58,15 @@ class SharedNodes:
             self._redis.process.end()
         if self.rabbit:
             self.rabbit.end()
+
+    def _launch_worker(self, broker: Broker) -> None:
+        if broker.url in self._workers:
+            return
+        role = f"worker-of-{broker.name}"
+        self._workers[broker.url] = WorkerNode(
+            self.folder / role,
+            *("-c", "2", "-I", "tests.tasks.slow_tasks"),
+            BROKER_URL=broker.url,
+            CELERIAC_HOME=str(self.ledger.path),
+            WORKER_METRICS_PORT=str(self.ledger.ports({role: 0}, wished={})[role]),
+        )

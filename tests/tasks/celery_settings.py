@@ -1,18 +1,36 @@
-"""What `celeryconfig.py` says in this environment; it is read anew each time, unlike a module."""
+"""The project's Celery settings for a broker, and an application that has them: `celeryconfig.py` is read anew."""
 
 from __future__ import annotations
 
 import runpy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from settings import ROOT
+import kombu.pools
+import pytest
+from celery import Celery
+
+import settings
 
 
-def celery_settings() -> dict[str, Any]:
-    said = runpy.run_path(str(ROOT / "celeryconfig.py"))
+def celery_settings(broker_url: str) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("BROKER_URL", broker_url)
+        settings.current.cache_clear()
+        said = runpy.run_path(str(settings.ROOT / "celeryconfig.py"))
+    settings.current.cache_clear()
     return {name: value for name, value in said.items() if name.islower() and _is_setting(name, value)}
 
 
+@contextmanager
+def application(broker_url: str) -> Iterator[Celery]:
+    with Celery("test", set_as_current=False) as app:
+        app.config_from_object(celery_settings(broker_url))
+        yield app
+    kombu.pools.reset()
+
+
 def _is_setting(name: str, value: object) -> bool:
-    return not name.startswith("_") and not isinstance(value, ModuleType) and name != "annotations"
+    return not name.startswith("_") and not callable(value) and not isinstance(value, ModuleType)

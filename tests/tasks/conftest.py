@@ -14,7 +14,6 @@ from typing import Any
 import kombu.pools
 import pytest
 
-import settings
 from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, WorkerNode
 from tests.nodes.shared import SharedNodes
 from tests.servers import ServersOfTests
@@ -25,10 +24,12 @@ RABBITMQ = pytest.param("celery_rabbitmq_broker", marks=pytest.mark.guarantee)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedNodes]:
-    nodes = SharedNodes(tmp_path_factory.mktemp("nodes"))
+def nodes(
+    request: pytest.FixtureRequest, servers: ServersOfTests, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedNodes]:
+    nodes = SharedNodes(tmp_path_factory.mktemp("nodes"), ledger=servers.home)
     if any("rabbitmq" in item.name for item in request.session.items):
-        nodes.launch_rabbitmq()
+        nodes.launch_rabbitmq()  # boots while other tests run
     yield nodes
     nodes.end()
 
@@ -60,22 +61,12 @@ def default_worker_cls() -> type[LocalTestWorker]:
 
 @pytest.fixture
 def default_worker_container(nodes: SharedNodes, stack: ServersOfTests, celery_broker: Any) -> WorkerNode:
-    """A bare worker: it has two children wherever it runs, and knows the task that tests hold."""
-    return nodes.worker(
-        celery_broker.container,
-        *("-c", "2", "-I", "tests.tasks.slow_tasks"),
-        CELERIAC_HOME=str(stack.home.path),
-        WORKER_METRICS_PORT=str(stack.home.ports({celery_broker.name(): 0}, wished={})[celery_broker.name()]),
-    )
+    return nodes.worker(celery_broker.container)
 
 
 @pytest.fixture
-def celery_setup_config(
-    celery_broker: Any, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, Any]]:
-    monkeypatch.setenv("BROKER_URL", celery_broker.container.url)
-    settings.current.cache_clear()
-    yield celery_settings()
+def celery_setup_config(celery_broker: Any) -> Iterator[dict[str, Any]]:
+    yield celery_settings(celery_broker.container.url)
     kombu.pools.reset()
 
 

@@ -10,7 +10,7 @@ from tests.servers import wait_until
 
 
 class Held:
-    """One message; it may be worked on more than once, by different processes."""
+    """Messages that stay in the workers' hands until the test lets go. Each may be worked on more than once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -18,31 +18,33 @@ class Held:
 
     def send(self, app: Celery) -> int:
         """Returns the process that works on it, as soon as it does."""
-        app.send_task("tests.hold", args=[str(self.folder)])
+        self.put(app)
         return self.started(1)
 
-    def started(self, times: int, *, seconds: float = 20) -> int:
-        """Wait for its start number `times`; returns who did that."""
-        wait_until(
-            lambda: len(self._lines("started")) >= times, f"start number {times} of a held task", seconds=seconds
-        )
-        return self._lines("started")[times - 1]
+    def put(self, app: Celery, *, messages: int = 1, seconds: float = 0) -> None:
+        for _ in range(messages):
+            app.send_task("tests.hold", args=[str(self.folder), seconds])
+
+    def started(self, times: int) -> int:
+        """Wait for start number `times`; returns who did that."""
+        wait_until(lambda: len(self._lines("started")) >= times, f"start number {times} of a held task")
+        return int(self._lines("started")[times - 1][0])
 
     def release(self) -> None:
         (self.folder / "release").touch()
 
-    def finish(self) -> None:
+    def finish(self, *, messages: int = 1) -> None:
         self.release()
-        wait_until(lambda: self.finished_by, "the held task is finished")
-
-    @property
-    def started_by(self) -> list[int]:
-        return self._lines("started")
+        wait_until(lambda: len(self._lines("finished")) >= messages, f"{messages} held task(s) are finished")
 
     @property
     def finished_by(self) -> list[int]:
-        return self._lines("finished")
+        return [int(pid) for pid, _ in self._lines("finished")]
 
-    def _lines(self, name: str) -> list[int]:
+    @property
+    def finished_at(self) -> list[float]:
+        return [float(moment) for _, moment in self._lines("finished")]
+
+    def _lines(self, name: str) -> list[list[str]]:
         path = self.folder / name
-        return list(map(int, path.read_text().split())) if path.exists() else []
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []

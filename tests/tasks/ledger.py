@@ -9,6 +9,7 @@ from models.engine import engine
 from tests.servers import wait_until
 
 HOLDER = text("SELECT holder FROM tick WHERE name = 'beat'")
+FINISHED_AT = text("SELECT extract(epoch FROM finished_at) FROM tick WHERE name = 'beat'")
 FORGET = text("DELETE FROM tick")
 
 
@@ -18,10 +19,17 @@ def beat_holder() -> str | None:
         return connection.execute(HOLDER).scalar()
 
 
-def send_and_await_beat(app: Celery, *, seconds: float = 20, **options: str) -> str:
+def send_and_await_beat(app: Celery, *, queue: str = "system", seconds: float = 20) -> str:
     """Send a new beat through the broker and wait until the ledger has it; returns who ran it."""
     with engine().begin() as connection:
         connection.execute(FORGET)
-    app.send_task("tasks.beat_seen", **options)
+    app.send_task("tasks.beat_seen", queue=queue)
     wait_until(beat_holder, "beat_seen is in the ledger", seconds=seconds)
     return beat_holder() or ""
+
+
+def beat_finished_at() -> float:
+    """Waits for it."""
+    wait_until(beat_holder, "beat_seen is in the ledger")
+    with engine().connect() as connection:
+        return float(connection.execute(FINISHED_AT).scalar_one())

@@ -12,11 +12,12 @@ HOLD = "tests.hold"
 
 
 @app.task(name=HOLD)
-def hold(folder: str) -> None:
-    """Writes down who works on it, then waits until it is released."""
+def hold(folder: str, seconds: float = 0) -> None:
+    """Writes down who works on it, waits until it is released, and works that long."""
     with (Path(folder) / "started").open("a") as started:
-        started.write(f"{os.getpid()}\n")
+        started.write(f"{os.getpid()} {time.time()}\n")
     while not (Path(folder) / "release").exists():
         time.sleep(0.02)
+    time.sleep(seconds)
     with (Path(folder) / "finished").open("a") as finished:
-        finished.write(f"{os.getpid()}\n")
+        finished.write(f"{os.getpid()} {time.time()}\n")

@@ -1,4 +1,4 @@
-"""The numbers of a worker with several children: Flower's plug-in has imported prometheus_client before our code runs."""
+"""The numbers of a worker with several children: Flower's plug-in imports prometheus_client before our code runs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,12 @@ def test_every_tick_is_counted_once_whichever_child_ran_it(celery_setup: Any) ->
         for _ in range(BATCH):
             celery_setup.app.send_task("tasks.beat_seen")
         sent += BATCH
-        wait_until(lambda expected=before + sent: counted(worker) >= expected, "all ticks are counted")
+        await_counted(worker, before + sent)
     assert counted(worker) == before + sent
+
+
+def await_counted(worker: WorkerNode, number: float) -> None:
+    wait_until(lambda: counted(worker) >= number, f"{number:g} ticks are counted")
 
 
 def counted(worker: WorkerNode) -> float:

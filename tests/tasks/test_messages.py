@@ -10,7 +10,9 @@ from kombu import Exchange, Queue
 
 from tests.nodes.programs import celery, run
 from tests.servers import wait_until
-from tests.tasks.ledger import send_and_await_beat
+from tests.tasks.conftest import RABBITMQ
+from tests.tasks.held import Held
+from tests.tasks.ledger import beat_finished_at, send_and_await_beat
 from tests.tasks.queues import waiting
 
 DEAD_LETTERS = Queue("ingest.dlq", Exchange("celeriac", type="direct"), routing_key="ingest.dlq")
@@ -37,10 +39,21 @@ def test_a_bare_worker_works_on_every_queue_and_leaves_dead_letters_alone(celery
         DEAD_LETTERS(connection.default_channel).delete()
 
 
-def test_a_worker_answers_whoever_inspects_it(celery_setup: Any) -> None:
-    answer = run(celery("-A", "tasks", "inspect", "ping"), {"BROKER_URL": celery_setup.broker.container.url})
+def test_a_full_work_queue_does_not_delay_a_tick(celery_setup: Any, held: Held) -> None:
+    held.put(celery_setup.app, messages=102, seconds=0.01)
+    held.started(2)  # both children have their hands full, and a hundred messages are before the tick
+    celery_setup.app.send_task("tasks.beat_seen")
+    held.finish(messages=102)
+    ticked_at = beat_finished_at()
+    assert sum(moment < ticked_at for moment in held.finished_at) < 30
+
+
+@pytest.mark.parametrize("celery_broker", [RABBITMQ], indirect=True)
+def test_the_broker_that_was_typed_wins_over_the_running_stack(celery_setup: Any) -> None:
+    name = celery_setup.worker.hostname()
+    answer = run(celery("-A", "tasks", "-b", celery_setup.broker.container.url, "inspect", "-d", name, "ping"))
     assert answer.returncode == 0, answer.stderr
-    assert f"{celery_setup.worker.hostname()}: OK" in answer.stdout
+    assert f"{name}: OK" in answer.stdout
 
 
 @pytest.mark.parametrize("celery_broker", ["celery_redis_broker"], indirect=True)
@@ -50,9 +63,9 @@ def test_an_address_printed_before_a_restart_does_not_hide_the_running_stack(cel
     old_port = broker.home.ports({"old": 0}, wished={})["old"]
     printed = broker.url.replace(f":{broker.port}/", f":{old_port}/")
     assert printed != broker.url
-    variables = {"CELERIAC_HOME": str(broker.home.path), "BROKER_URL": printed}
-    answer = run(celery("-A", "tasks", "inspect", "ping"), variables)
-    assert f"{celery_setup.worker.hostname()}: OK" in answer.stdout, answer.stderr
+    answer = run(celery("-A", "tasks", "inspect", "ping"), CELERIAC_HOME=str(broker.home.path), BROKER_URL=printed)
+    assert answer.returncode == 0, answer.stderr
+    assert f"{celery_setup.worker.hostname()}: OK" in answer.stdout
 
 
 def test_a_pickled_message_is_refused_and_the_worker_lives_on(celery_setup: Any, tmp_path: Path) -> None:

@@ -12,16 +12,14 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-import kombu.pools
 import pytest
-from celery import Celery
 
 import settings
 from tests.nodes.process import LocalProcess
 from tests.nodes.programs import celery, environment, finish, start
 from tests.nodes.shared import SharedNodes
 from tests.servers import wait_until
-from tests.tasks.celery_settings import celery_settings
+from tests.tasks.celery_settings import application
 
 NOTHING_RUNS = "is not set and no stack runs in {home}: run `make up`, or set DATABASE_URL, BROKER_URL and REDIS_URL."
 NO_NUMBER = "INGEST_MAX_ATTEMPTS: input should be a valid integer"
@@ -76,7 +74,7 @@ def beats(nodes: SharedNodes, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def refused(beats: object, empty_home: Path) -> Iterator[dict[str, Popen[str]]]:
     with ExitStack() as ending:
         yield {
-            name: ending.enter_context(start(command, {"CELERIAC_HOME": str(empty_home), **variables}))
+            name: ending.enter_context(start(command, CELERIAC_HOME=str(empty_home), **variables))
             for name, (command, variables, _, _) in REFUSALS.items()
         }
 
@@ -94,11 +92,9 @@ def test_a_program_that_cannot_start_says_so_in_one_sentence(
 
 @pytest.mark.parametrize("name", BEATS)
 def test_beat_rings_the_system_queue_with_ticks_that_expire_and_leaves_no_file(
-    name: str, beats: dict[str, LocalProcess], monkeypatch: pytest.MonkeyPatch
+    name: str, beats: dict[str, LocalProcess]
 ) -> None:
     beat = beats[name]
-    monkeypatch.setenv("BROKER_URL", beat.environment["BROKER_URL"])
-    settings.current.cache_clear()
     message = _first_message("system", beat)
     assert message.headers["task"] == "tasks.beat_seen"
     assert 0 < datetime.fromisoformat(message.headers["expires"]).timestamp() - time.time() <= 5
@@ -108,17 +104,14 @@ def test_beat_rings_the_system_queue_with_ticks_that_expire_and_leaves_no_file(
 
 
 def _first_message(queue: str, beat: LocalProcess) -> Any:
-    with Celery(set_as_current=False) as app:
-        app.config_from_object(celery_settings())
-        found: list[Any] = []
-        with app.connection_for_read() as connection:
-            place = app.amqp.queues[queue](connection.default_channel)
+    found: list[Any] = []
+    with application(beat.environment["BROKER_URL"]) as app, app.connection_for_read() as connection:
+        place = app.amqp.queues[queue](connection.default_channel)
 
-            def look() -> bool:
-                assert beat.status == "running", beat.logs().decode()
-                found.extend(filter(None, [place.get(no_ack=True)]))
-                return bool(found)
+        def look() -> bool:
+            assert beat.status == "running", beat.logs().decode()
+            found.extend(filter(None, [place.get(no_ack=True)]))
+            return bool(found)
 
-            wait_until(look, f"a tick in the queue {queue}")
-        kombu.pools.reset()
+        wait_until(look, f"a tick in the queue {queue}")
     return found[0]
