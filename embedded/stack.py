@@ -69,7 +69,7 @@ def _parts(
     settings: Settings, home: Home, ports: dict[str, int], addresses: dict[str, str], verbose: bool
 ) -> Iterable[Part]:
     level = "INFO" if verbose else "WARNING"
-    shared = {"CELERIAC_HOME": str(home.path), "PYTHONUNBUFFERED": "1"}
+    shared = {"CELERIAC_HOME": str(home.path), "PYTHONUNBUFFERED": "1", "REMAP_SIGTERM": "SIGQUIT"}
     shared |= {variable: settings.given(variable) for variable in SERVER_VARIABLES}
     if os.geteuid() == 0:  # Celery warns at each start; a machine of its own (a container) may well be run as root
         shared["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"

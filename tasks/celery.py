@@ -15,23 +15,11 @@ from celery import Celery, signals
 
 import metrics
 import settings
-from models.engine import forget_inherited_connections
-from models.readiness import require_ready
-from tasks.first_words import a_sentence_for_whoever_typed, is_celery_program
+from tasks.first_words import a_sentence_for_whoever_typed
 from tasks.logs import configure_logging
+from tasks.program import is_celery_program
 
 logger = logging.getLogger(__name__)
-
-
-def _give_work_back_on_sigterm() -> None:
-    """SIGTERM as Celery's cold shutdown: messages in hand go back at once instead of being worked off.
-
-    Celery copies this variable into several modules while it is imported, which has happened before this line; so a
-    worker that was started without it begins once more with it.
-    """
-    if "worker" in sys.argv and "REMAP_SIGTERM" not in os.environ:
-        os.environ["REMAP_SIGTERM"] = "SIGQUIT"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the same command
 
 
 def _close_flower() -> None:
@@ -54,8 +42,7 @@ def _flower_has_a_login() -> bool:
 
 app = Celery("celeriac")
 app.config_from_object("celeryconfig")  # read when it is first needed: importing this module needs no broker
-if is_celery_program():
-    _give_work_back_on_sigterm()
+if is_celery_program() and "--help" not in sys.argv:
     with a_sentence_for_whoever_typed():
         _close_flower()
         assert app.conf.broker_url
@@ -71,6 +58,8 @@ def _say_ready(**_: Any) -> None:
 @signals.worker_init.connect
 def _require_ledger(**_: Any) -> None:
     """A worker without one, or with a schema of yesterday, would fail every task, and acknowledge it."""
+    from models.readiness import require_ready  # noqa: PLC0415 - `inspect`, beat and Flower need no ledger
+
     with a_sentence_for_whoever_typed():
         require_ready(newer_is_ready=True)
 
@@ -83,6 +72,8 @@ def _serve_metrics(**_: Any) -> None:
 
 @signals.worker_process_init.connect
 def _start_child(**_: Any) -> None:
+    from models.engine import forget_inherited_connections  # noqa: PLC0415 - as above
+
     forget_inherited_connections()
 
 

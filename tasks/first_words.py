@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import settings
 from models.errors import CeleriacError
+from tasks.program import is_celery_program
 
 
 @contextmanager
@@ -38,9 +38,3 @@ def broker_url() -> str:
         return typed
     os.environ.pop("CELERY_BROKER_URL", None)
     return current.broker_url
-
-
-def is_celery_program() -> bool:
-    """True for `celery …` and `python -m celery …`; False for whoever merely imports us."""
-    path = Path(sys.argv[0])
-    return path.name == "celery" or path.parts[-2:] == ("celery", "__main__.py")

@@ -42,7 +42,7 @@ class OwnRabbit:
         self._write_configuration()
         self.process = LocalProcess(
             [str(server)],
-            folder=self.folder / "node",
+            folder=self.folder / "rabbitmq",
             cwd=self.folder,
             environment=environment(**self._variables(ports)),
             is_ready=self._is_ready,

@@ -44,7 +44,7 @@ class SharedNodes:
         return self._rabbit_node
 
     def worker(self, broker: Broker) -> WorkerNode:
-        """A bare worker: two children wherever it runs, with its own /metrics, and it knows the task that tests hold."""
+        """A bare worker: two children wherever it runs, its own /metrics, and it knows the task that tests hold."""
         self._launch_worker(broker)
         if self.rabbit and self.rabbit.process.is_ready():
             self._launch_worker(self.rabbitmq())  # will be asked for next: the two start side by side

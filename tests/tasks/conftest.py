@@ -27,6 +27,8 @@ RABBITMQ = pytest.param("celery_rabbitmq_broker", marks=pytest.mark.guarantee)
 def nodes(
     request: pytest.FixtureRequest, servers: ServersOfTests, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedNodes]:
+    migrated = servers.cluster.url(servers.cluster.migrated)
+    servers.home.write_stack({**servers.addresses, "DATABASE_URL": migrated})  # as `stack` does for each test
     nodes = SharedNodes(tmp_path_factory.mktemp("nodes"), ledger=servers.home)
     if any("rabbitmq" in item.name for item in request.session.items):
         nodes.launch_rabbitmq()  # boots while other tests run

@@ -23,7 +23,9 @@ from tests.tasks.celery_settings import application
 
 NOTHING_RUNS = "is not set and no stack runs in {home}: run `make up`, or set DATABASE_URL, BROKER_URL and REDIS_URL."
 NO_NUMBER = "INGEST_MAX_ATTEMPTS: input should be a valid integer"
-BAD_SETTING = {"INGEST_MAX_ATTEMPTS": "x", "BROKER_URL": "redis://127.0.0.1:1/0"}
+NO_BROKER_THERE = {"BROKER_URL": "redis://127.0.0.1:1/0"}
+BAD_SETTING = {"INGEST_MAX_ATTEMPTS": "x", **NO_BROKER_THERE}
+STARTS_ONCE = {"REMAP_SIGTERM": "SIGQUIT"}  # only for speed: a bare worker begins once more with this
 BEATS = {"bare": celery("beat"), "of the application": celery("-A", "tasks", "beat")}
 # program, what is set, exit code, what it says
 REFUSALS: dict[str, tuple[list[str], dict[str, str], int, str]] = {
@@ -31,15 +33,15 @@ REFUSALS: dict[str, tuple[list[str], dict[str, str], int, str]] = {
     "beat without a stack": (celery("beat"), {}, 3, f"BROKER_URL {NOTHING_RUNS}"),
     "a worker without a ledger": (
         celery("-A", "tasks", "worker"),
-        {"BROKER_URL": "redis://127.0.0.1:1/0"},
+        NO_BROKER_THERE | STARTS_ONCE,
         3,
         f"DATABASE_URL {NOTHING_RUNS}",
     ),
-    "a worker with a bad setting": (celery("-A", "tasks", "worker"), BAD_SETTING, 1, NO_NUMBER),
+    "a worker with a bad setting": (celery("-A", "tasks", "worker"), BAD_SETTING | STARTS_ONCE, 1, NO_NUMBER),
     "beat with a bad setting": (celery("beat"), BAD_SETTING, 1, NO_NUMBER),
     "Flower without a login": (
         celery("-A", "tasks", "flower"),
-        {"BROKER_URL": "redis://127.0.0.1:1/0", "FLOWER_BASIC_AUTH": ""},
+        {"FLOWER_BASIC_AUTH": "", **NO_BROKER_THERE},
         1,
         "Flower would be open to anyone: set FLOWER_BASIC_AUTH=user:password.",
     ),
