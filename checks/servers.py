@@ -64,7 +64,7 @@ def _config(client: redis.Redis, setting: str) -> str | None:
 def _amqp(url: str) -> Finding:
     try:
         with Connection(url, connect_timeout=5) as connection:
-            connection.connect()
+            connection.ensure_connection(max_retries=1, interval_start=0)
             properties = connection.connection.server_properties
             return ok("broker", f"{properties.get('product')} {properties.get('version')}")
     except Exception as error:  # kombu's transports raise errors of their own kinds

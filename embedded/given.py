@@ -25,7 +25,7 @@ def require_given_servers(settings: Settings) -> None:
                     client.ping()
             elif url:
                 with Connection(url, connect_timeout=5) as connection:
-                    connection.connect()
+                    connection.ensure_connection(max_retries=1, interval_start=0)
         except Unreachable as error:
             raise Unreachable(f"{variable}: {error.message}") from None
         except (redis.RedisError, KombuError, OSError, ValueError) as error:
