@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kombu import Exchange, Queue
 
+from settings import current
 from tasks.first_words import a_sentence_for_whoever_typed
 from tasks.first_words import broker_url as _broker_url
 
@@ -109,10 +110,11 @@ imports = ("tasks.system",)  # `-A tasks` alone does not find the tasks
 BEAT_SEEN_SECONDS = 5.0  # `manage.py check` calls beat late after four of these
 beat_scheduler = "celery.beat:Scheduler"  # needs no file: what was last run is in the ledger
 beat_max_loop_interval = 1  # a clock that was set back delays a tick by a second, not by minutes
+_relay_seconds = current().outbox_publish_interval_ms / 1000
 beat_schedule = {  # every tick may be sent twice or not at all
-    "beat-seen": {
-        "task": "tasks.beat_seen",
-        "schedule": BEAT_SEEN_SECONDS,
-        "options": {"expires": BEAT_SEEN_SECONDS, "ignore_result": True},
-    },
+    name: {"task": task, "schedule": seconds, "options": {"expires": seconds, "ignore_result": True}}
+    for name, task, seconds in (
+        ("beat-seen", "tasks.beat_seen", BEAT_SEEN_SECONDS),
+        ("relay", "outbox.relay", _relay_seconds),
+    )
 }

@@ -19,7 +19,7 @@ from wsgiref.simple_server import WSGIServer
 
 import prometheus_client.values
 import psutil
-from prometheus_client import CollectorRegistry, Counter, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, start_http_server
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 _FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -55,6 +55,15 @@ _choose_folder()
 prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # type: ignore[no-untyped-call]
 
 TICK_TOTAL: Final = Counter("tick_total", "Ticks of beat that were run", ["tick", "result"])
+
+OUTBOX_PUBLISH_TOTAL: Final = Counter("outbox_publish_total", "Events, by how their publish went", ["result"])
+OUTBOX_PUBLISH_SECONDS: Final = Histogram("outbox_publish_seconds", "Wait for the confirm of a batch", ["result"])
+OUTBOX_PUBLISH_DELAY_SECONDS: Final = Histogram(
+    "outbox_publish_delay_seconds",
+    "From the later of creation and due time until the publish was confirmed",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
+)
+OUTBOX_FLUSH_TOTAL: Final = Counter("outbox_flush_total", "Attempts, by the code of their outcome", ["code"])
 
 
 def exposition() -> bytes:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from commands import check, config, ledger, stack
+from commands import check, config, ledger, outbox, stack
 from commands.output import complain
 from models.errors import CeleriacError
 from settings import SettingsError
@@ -21,7 +21,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for subject in (stack, ledger, check, config):
+for subject in (stack, ledger, check, config, outbox):
     subject.register(app)
 
 
@@ -37,9 +37,20 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if not _is_of_the_database(error):
+            raise
+        complain(f"The database refused: {str(error).partition(chr(10))[0]}")
+        return 1
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     return 0
+
+
+def _is_of_the_database(error: Exception) -> bool:
+    """Without loading SQLAlchemy for commands that do not."""
+    exceptions = sys.modules.get("sqlalchemy.exc")
+    return exceptions is not None and isinstance(error, exceptions.DBAPIError)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,14 @@ CONNECT_ARGS: Final[dict[str, str | int]] = {
 _engines: dict[str, Engine] = {}
 
 
-def make_engine(url: str, *, application_name: str = "celeriac", **options: Any) -> Engine:
+def make_engine(
+    url: str, *, application_name: str = "celeriac", statement_timeout_seconds: float | None = None, **options: Any
+) -> Engine:
     """An engine of its own. What the URL's query says (`?connect_timeout=2`) wins over our defaults."""
     address = make_url(url)
-    ours = {"application_name": application_name, **CONNECT_ARGS}
+    ours: dict[str, str | int] = {"application_name": application_name, **CONNECT_ARGS}
+    if statement_timeout_seconds is not None:
+        ours["options"] = f"-c statement_timeout={round(statement_timeout_seconds * 1000)}"
     made = create_engine(
         address,
         pool_pre_ping=True,

@@ -25,10 +25,13 @@ class OutboxEvent(Base):
         CheckConstraint("(lease_token IS NULL) = (lease_until IS NULL)", name="lease"),
         CheckConstraint("status IN ('NEW', 'RETRYING') OR lease_token IS NULL", name="final_holds_no_lease"),
         CheckConstraint("attempt_count >= 0", name="attempt_count"),
-        # The relay claims what is unsent, oldest due first; events scheduled for later lie behind its range. The lease
-        # columns are in no index, so claiming and renewing stay HOT.
+        # The relay claims what is unsent, destination by destination, oldest due first. A destination is a range of its
+        # own, so one that is left out costs nothing, and events scheduled for later lie behind the end of the range: a
+        # claim of 200 among 1,000,000 sent, 1,000,000 scheduled and 100,000 due events costs what it costs without a
+        # history. The lease columns are in no index, so claiming and renewing stay HOT.
         Index(
             "ix_outbox_event_unsent",
+            "destination",
             text("coalesce(next_retry_at, '-infinity')"),
             "id",
             postgresql_where=text("status IN ('NEW', 'RETRYING')"),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 from celery import Task
 
 import metrics
+import settings
 from models.engine import engine
+from outbox.relay import Relay
 from tasks.celery import app
-from tasks.ticks import record_tick
+from tasks.ticks import record_tick, single_flight
 
 BEAT: Final = "beat"
+RELAY_BUDGET_SECONDS: Final = 10.0
 
 
 @app.task(name="tasks.beat_seen", bind=True)
@@ -20,6 +24,25 @@ def beat_seen(self: Task[[], None]) -> None:
     """Beat, the broker and a system worker are alive, and the ledger knows it: `manage.py check` reads this."""
     holder = str(self.request.hostname or "")
     _counted(BEAT, lambda: _record_beat(holder))
+
+
+@app.task(name="outbox.relay")
+def relay() -> None:
+    """One tick of the relay, unless another one is under way."""
+    _counted("relay", _tick_relay)
+
+
+def _tick_relay() -> None:
+    relay = _relay()
+    with single_flight(engine(), "relay", holder=relay.worker_id, seconds=2 * RELAY_BUDGET_SECONDS) as ours:
+        if ours:
+            relay.tick(RELAY_BUDGET_SECONDS)
+
+
+@cache
+def _relay() -> Relay:
+    """The relay of this process. It is made in the child that runs ticks, never before the fork."""
+    return Relay.of(settings.current())
 
 
 def _record_beat(holder: str) -> None:

@@ -17,6 +17,7 @@ from embedded.roles import PORTS, SERVER_ROLES
 from embedded.stack import embedded_servers
 from embedded.stopping import stop_parts
 from models import engine as engine_module
+from tests.another_postgres import another_postgres
 from tests.isolation import isolate
 from tests.servers import Cluster, ServersOfTests, truncate_everything, wait_until
 
@@ -56,6 +57,16 @@ def servers(home: Home) -> Iterator[ServersOfTests]:
 @pytest.fixture(scope="session")
 def postgres(servers: ServersOfTests) -> Cluster:
     return servers.cluster
+
+
+@pytest.fixture(scope="session", params=["embedded", pytest.param("another", marks=pytest.mark.guarantee)])
+def each_postgres(request: pytest.FixtureRequest, servers: ServersOfTests, home: Home) -> Iterator[Cluster]:
+    """For tests that run twice: on the embedded PostgreSQL and on another version, where there is one."""
+    if request.param == "embedded":
+        yield servers.cluster
+    else:
+        with another_postgres(home) as cluster:
+            yield cluster
 
 
 @pytest.fixture

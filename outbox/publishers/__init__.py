@@ -1,0 +1,1 @@
+"""Publishers: how an event leaves the database, one file for each kind of destination."""

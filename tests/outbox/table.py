@@ -1,0 +1,119 @@
+"""The outbox as a test holds it: rows written and read by hand, connections by name, the clock moved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, text
+
+from tests.models.moving_clock import move_clock
+from tests.servers import Cluster, wait_until
+
+T = TypeVar("T")
+LEASE = ("locked_by", "locked_at", "lease_token", "lease_until")
+WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = ANY(:pids)")
+
+
+@dataclass
+class OutboxTable:
+    """The outbox of one PostgreSQL."""
+
+    cluster: Cluster
+    engine: Engine
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8))
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def empty(self) -> None:
+        with self.cluster.superuser.begin() as connection:
+            connection.execute(text("TRUNCATE outbox_event, outbox_audit, ledger_clock RESTART IDENTITY"))
+
+    def close(self) -> None:
+        self._open.close()
+        self._threads.shutdown()
+        self.engine.dispose()
+
+    def connect(self, **server_settings: str) -> Connection:
+        """A connection that is closed at the end of the test, with settings of its own."""
+        connection = self._open.enter_context(self.engine.connect())
+        if server_settings:
+            connection.detach()
+            for name, value in server_settings.items():
+                connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
+            connection.commit()
+        return connection
+
+    def superuser(self) -> Connection:
+        return self._open.enter_context(self.cluster.superuser.connect())
+
+    def now(self) -> datetime:
+        with self.engine.connect() as connection:
+            at: datetime = connection.execute(text("SELECT ledger_now()")).scalar_one()
+        return at
+
+    def later(self, seconds: float) -> datetime:
+        return self.now() + timedelta(seconds=seconds)
+
+    def move_clock(self, seconds: float) -> None:
+        with self.cluster.superuser.begin() as connection:
+            move_clock(connection, timedelta(seconds=seconds))
+
+    def add(self, destination: str = "d", payload: Any = None, **columns: Any) -> int:
+        values = {"destination": destination, "payload": json.dumps(payload), **columns}
+        names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
+        with self.engine.begin() as connection:
+            insert = text(f"INSERT INTO outbox_event ({names}) VALUES ({places}) RETURNING id")
+            added: int = connection.execute(insert, values).scalar_one()
+        return added
+
+    def add_many(self, count: int, destination: str = "d", **columns: Any) -> list[int]:
+        values = {"destination": destination, "payload": "{}", **columns}
+        names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
+        with self.engine.begin() as connection:
+            insert = f"INSERT INTO outbox_event ({names}) SELECT {places} FROM generate_series(1, :n) RETURNING id"
+            return list(connection.execute(text(insert), {**values, "n": count}).scalars())
+
+    def change(self, outbox_id: int, changes: str, connection: Connection | None = None, **values: Any) -> None:
+        """As an operator would, by hand; on a connection of the caller's it is not committed."""
+        update = text(f"UPDATE outbox_event SET {changes} WHERE id = :id")
+        if connection is not None:
+            connection.execute(update, {"id": outbox_id, **values})
+            return
+        with self.engine.begin() as own:
+            own.execute(update, {"id": outbox_id, **values})
+
+    def row(self, outbox_id: int) -> dict[str, Any]:
+        return self.rows()[outbox_id]
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        with self.engine.connect() as connection:
+            found = connection.execute(text("SELECT * FROM outbox_event ORDER BY id")).mappings()
+            return {row["id"]: dict(row) for row in found}
+
+    def in_thread(self, call: Callable[..., T], /, *arguments: Any, **keywords: Any) -> Future[T]:
+        return self._threads.submit(call, *arguments, **keywords)
+
+    def wait_until_blocked(self, *connections: Connection) -> None:
+        """Until every one of them waits for a lock."""
+        pids = [pid(connection) for connection in connections]
+        with self.cluster.superuser.connect() as watcher:
+            watcher = watcher.execution_options(isolation_level="AUTOCOMMIT")
+            wait_until(
+                lambda: watcher.execute(WAITING, {"pids": pids}).scalar_one() == len(pids),
+                f"{len(pids)} wait for locks",
+            )
+
+
+def pid(connection: Connection) -> int:
+    """The server's process, known without asking a connection that is busy."""
+    found: int = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+    return found
+
+
+def without_lease(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in LEASE}

@@ -1,0 +1,240 @@
+"""Claiming and looking for duplicates: which rows, in which order, how many, and in whose transaction."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.orm import Session
+
+from models.errors import Misuse
+from models.outbox import OutboxEvent
+from outbox.lease import SentDuplicate, check_dedup, check_dedup_many, claim_outbox
+from tests.outbox.table import OutboxTable
+
+
+def claimed(db: Connection, limit: int = 100, **options: Any) -> list[int]:
+    return [event.id for event in claim_outbox(db, "me", limit, **options)]
+
+
+def test_a_claim_hands_out_what_to_publish_and_the_token_that_is_in_the_row(
+    outbox: OutboxTable, db: Connection
+) -> None:
+    payload = {"n": 1, "text": "é"}
+    event = outbox.add("orders", payload, payload_sha="abc", headers='{"trace": "t"}', attempt_count=2)
+    before = outbox.now()
+    (got,) = claim_outbox(db, "me", lease_seconds=30)
+    assert (got.id, got.destination, got.payload, got.payload_sha) == (event, "orders", payload, "abc")
+    assert (got.headers, got.attempt_count) == ({"trace": "t"}, 2)
+    row = outbox.row(event)
+    assert (row["locked_by"], row["lease_token"], row["status"]) == ("me", got.lease_token, "NEW")
+    assert before <= row["locked_at"] <= outbox.now()
+    assert row["lease_until"] - row["locked_at"] == timedelta(seconds=30)
+    assert got.waiting_since == row["created_at"]
+
+
+def test_a_claim_takes_ten_for_a_minute_if_nothing_is_said(outbox: OutboxTable, db: Connection) -> None:
+    outbox.add_many(11)
+    got = claim_outbox(db, "me")
+    assert len(got) == 10
+    row = outbox.row(got[0].id)
+    assert row["lease_until"] - row["locked_at"] == timedelta(minutes=1)
+
+
+def test_a_batch_shares_a_token_that_no_other_claim_has(outbox: OutboxTable, db: Connection) -> None:
+    outbox.add_many(30)
+    tokens = [{event.lease_token for event in claim_outbox(db, "me", limit=3)} for _ in range(10)]
+    assert [len(of_one_claim) for of_one_claim in tokens] == [1] * 10
+    assert len(set[uuid.UUID]().union(*tokens)) == 10
+
+
+def test_only_what_is_unsent_due_and_free_is_claimed(outbox: OutboxTable, db: Connection) -> None:
+    past, future = outbox.later(-1), outbox.later(3600)
+
+    def leased(until: Any) -> dict[str, Any]:
+        return {"locked_by": "you", "locked_at": past, "lease_token": str(uuid.uuid4()), "lease_until": until}
+
+    free = [
+        outbox.add(),
+        outbox.add(next_retry_at=past),
+        outbox.add(status="RETRYING", next_retry_at=past),
+        outbox.add(status="RETRYING"),
+        outbox.add(**leased(past)),
+        outbox.add(status="RETRYING", next_retry_at=past, **leased(past)),
+    ]
+    outbox.add(status="SENT", sent_at=past)
+    outbox.add(status="DEAD")
+    outbox.add(next_retry_at=future)
+    outbox.add(status="RETRYING", next_retry_at=future)
+    outbox.add(**leased(future))
+    outbox.add(status="RETRYING", next_retry_at=past, **leased(future))
+    outbox.add(next_retry_at=future, **leased(past))
+    assert sorted(claimed(db)) == free
+
+
+def test_a_scheduled_event_does_not_leave_before_its_time(outbox: OutboxTable, db: Connection) -> None:
+    event = outbox.add(next_retry_at=outbox.later(3600))
+    outbox.move_clock(3600 - 10)
+    assert claimed(db) == []
+    outbox.move_clock(11)
+    (got,) = claim_outbox(db, "me")
+    assert (got.id, got.waiting_since) == (event, outbox.row(event)["next_retry_at"])
+
+
+def test_a_lease_is_not_taken_over_before_its_end(outbox: OutboxTable, db: Connection) -> None:
+    event = outbox.add()
+    assert claimed(db, lease_seconds=3600) == [event]
+    outbox.move_clock(3600 - 10)
+    assert claimed(db) == []
+    outbox.move_clock(11)
+    assert claimed(db) == [event]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7, 12, 100])
+def test_a_claim_never_exceeds_its_limit_however_many_destinations_wait(
+    outbox: OutboxTable, db: Connection, limit: int
+) -> None:
+    events = {event for name in "abc" for event in outbox.add_many(4, name)}
+    first = claimed(db, limit)
+    assert len(first) == min(limit, 12)
+    assert set(first) | set(claimed(db)) == events
+    assert len([row for row in outbox.rows().values() if row["locked_by"]]) == 12
+
+
+def test_the_oldest_go_first_across_destinations(outbox: OutboxTable, db: Connection) -> None:
+    events = [outbox.add(name) for name in "cabbac"]
+    assert [claimed(db, 2) for _ in range(3)] == [events[:2], events[2:4], events[4:]]
+
+
+def test_among_failed_events_the_one_that_fell_due_first_goes_first(outbox: OutboxTable, db: Connection) -> None:
+    seconds_ago = {outbox.add(name, status="RETRYING", next_retry_at=outbox.later(-s)): s for name, s in ORDER}
+    expected = sorted(seconds_ago, key=lambda event: -seconds_ago[event])
+    assert claimed(db, 4) + claimed(db, 4) == expected
+
+
+ORDER = [("a", 20), ("b", 70), ("a", 10), ("c", 40), ("b", 50), ("c", 30), ("a", 60)]
+
+
+def test_one_claim_is_sorted_by_how_long_its_events_have_waited(outbox: OutboxTable, db: Connection) -> None:
+    late = outbox.add(status="RETRYING", next_retry_at=outbox.later(-5), created_at=outbox.later(-1000))
+    new = outbox.add(created_at=outbox.later(-10))
+    early = outbox.add(status="RETRYING", next_retry_at=outbox.later(-20), created_at=outbox.later(-1000))
+    assert claimed(db) == [early, new, late]
+
+
+def test_a_destination_that_is_left_out_keeps_its_events(outbox: OutboxTable, db: Connection) -> None:
+    a, b, c = (outbox.add_many(2, name) for name in "abc")
+    assert claimed(db, without=["a", "c"]) == b
+    assert claimed(db, without=["a", "no such"]) == c
+    assert claimed(db, without=["a"]) == []
+    assert claimed(db) == a
+
+
+def test_a_destination_that_is_asked_for_gives_its_own_events_only(outbox: OutboxTable, db: Connection) -> None:
+    outbox.add_many(2, "a")
+    b, c = outbox.add_many(3, "b"), outbox.add_many(2, "c")
+    assert claimed(db, only=[]) == []
+    assert claimed(db, only=["no such"]) == []
+    assert claimed(db, only=["b", "c"], without=["c"], limit=2) == b[:2]
+    assert claimed(db, only=["b", "c"]) == [b[2], *c]
+
+
+def test_a_destination_that_is_asked_for_twice_does_not_halve_the_batch(outbox: OutboxTable, db: Connection) -> None:
+    events = outbox.add_many(4, "a")
+    assert claimed(db, 4, only=["a", "a"]) == events
+
+
+def test_a_floor_skips_what_lies_below_it_and_is_forgotten_with_the_call(outbox: OutboxTable, db: Connection) -> None:
+    events = outbox.add_many(4, "a")
+    assert claimed(db, only=["a"], after=events[1]) == events[2:]
+    assert claimed(db, only=["a"], after=events[1]) == []
+    assert claimed(db, only=["a"]) == events[:2]
+
+
+def test_a_claim_is_committed_before_it_returns(outbox: OutboxTable, db: Connection) -> None:
+    event = outbox.add()
+    claim_outbox(db, "me")
+    assert not db.in_transaction()
+    db.rollback()
+    assert outbox.row(event)["locked_by"] == "me"
+
+
+def test_a_claim_through_a_session_is_committed_too(outbox: OutboxTable) -> None:
+    event = outbox.add()
+    with Session(outbox.engine) as session:
+        assert [got.id for got in claim_outbox(session, "me")] == [event]
+        assert not session.in_transaction()
+        session.rollback()
+    assert outbox.row(event)["locked_by"] == "me"
+
+
+def test_a_claim_does_not_commit_somebody_elses_half_done_work(outbox: OutboxTable, db: Connection) -> None:
+    event = outbox.add()
+    outbox.change(event, "last_error = 'half done'", db)
+    with pytest.raises(Misuse, match="has a transaction open"):
+        claim_outbox(db, "me")
+    db.rollback()
+    row = outbox.row(event)
+    assert (row["last_error"], row["locked_by"]) == (None, None)
+    with db.begin(), pytest.raises(Misuse):
+        claim_outbox(db, "me")
+    assert claimed(db) == [event]
+
+
+def test_a_claim_does_not_flush_and_commit_what_a_session_holds(outbox: OutboxTable) -> None:
+    outbox.add()
+    with Session(outbox.engine) as session:
+        session.add(OutboxEvent(destination="d", payload={}))  # not even sent to the database yet
+        with pytest.raises(Misuse):
+            claim_outbox(session, "me")
+        session.rollback()
+        session.execute(text("SELECT 1"))
+        with pytest.raises(Misuse):
+            claim_outbox(session, "me")
+    assert [row["locked_by"] for row in outbox.rows().values()] == [None]
+
+
+def test_a_session_inside_a_transaction_that_it_cannot_commit_is_refused(outbox: OutboxTable, db: Connection) -> None:
+    """A session on a connection whose transaction is another's: its commit would be none, and the claim a dream."""
+    event = outbox.add()
+    with db.begin() as outer, Session(db) as session:
+        with pytest.raises(Misuse):
+            claim_outbox(session, "me")
+        outer.rollback()
+    with Session(db) as session:
+        assert [got.id for got in claim_outbox(session, "me")] == [event]
+    assert outbox.row(event)["locked_by"] == "me"
+
+
+def test_the_newest_sent_event_with_that_payload_is_the_duplicate(outbox: OutboxTable, db: Connection) -> None:
+    old, new = outbox.later(-60), outbox.later(-30)
+    sent = {"status": "SENT", "payload_sha": "s"}
+    newest = outbox.add(sent_at=new, external_id="x-new", **sent)
+    outbox.add(sent_at=old, external_id="x-old", **sent)
+    outbox.add("elsewhere", sent_at=outbox.now(), external_id="x-elsewhere", **sent)
+    outbox.add(payload_sha="s")
+    outbox.add(payload_sha="s", status="DEAD")
+    outbox.add(payload_sha="unsent", status="RETRYING")
+    assert check_dedup(db, "d", "s") == SentDuplicate(newest, "x-new", new)
+    assert check_dedup(db, "d", "unsent") is None
+    assert check_dedup(db, "nowhere", "s") is None
+
+
+def test_of_two_sent_at_once_the_later_event_is_the_duplicate(outbox: OutboxTable) -> None:
+    sent = {"status": "SENT", "payload_sha": "s", "sent_at": outbox.now()}
+    _, later = outbox.add(**sent), outbox.add(external_id=None, **sent)
+    with Session(outbox.engine) as session:
+        assert check_dedup(session, "d", "s") == SentDuplicate(later, None, sent["sent_at"])
+
+
+def test_a_whole_batch_is_looked_up_at_once(outbox: OutboxTable, db: Connection) -> None:
+    at = outbox.now()
+    wanted = [(name, sha) for name in "ab" for sha in ("s1", "s2", "s3")]
+    sent = [(name, sha) for name, sha in wanted if (name, sha) != ("b", "s2")]
+    ids = {pair: outbox.add(pair[0], payload_sha=pair[1], status="SENT", sent_at=at) for pair in sent}
+    outbox.add("a", status="SENT", sent_at=at)  # without a sha: nobody's duplicate
+    assert check_dedup_many(db, [*wanted, ("a", "s1")]) == {p: SentDuplicate(i, None, at) for p, i in ids.items()}
+    assert check_dedup_many(db, []) == {}
