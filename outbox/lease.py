@@ -19,6 +19,7 @@ in the order of ids (P14). Only `claim_outbox` commits; the others leave that to
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from outbox.statements import ACK, CLAIM_ANY, CLAIM_GIVEN, DEAD, DEDUP, RELEASE,
 Db = Session | Connection
 Arrays = dict[str, list[Any]]
 LAST_ERROR_LIMIT: Final = 4000
+_NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def claim_outbox(
         "without": list(without),
     }
     if only is not None:
-        values |= {"only": list(only), "after": after}
+        values |= {"only": list(set(only)), "after": after}
     rows = connection.execute(CLAIM_ANY if only is None else CLAIM_GIVEN, values).all()
     db.commit()
     return sorted((ClaimedEvent(*row) for row in rows), key=lambda event: (event.waiting_since, event.id))
@@ -100,7 +102,10 @@ def ack_sent_many(
     db: Db, external_ids: Mapping[int, str | None], worker_id: str, *, lease_token: uuid.UUID | None = None
 ) -> set[int]:
     """→ SENT, each with its external id, or None."""
-    values: Arrays = {"id": list(external_ids), "external_id": list(external_ids.values())}
+    values: Arrays = {
+        "id": list(external_ids),
+        "external_id": [None if given is None else _storable(given) for given in external_ids.values()],
+    }
     return _execute(db, ACK, values, worker_id, lease_token)
 
 
@@ -190,12 +195,21 @@ def _connection(db: Db) -> Connection:
 
 
 def _connection_without_work(db: Db) -> Connection:
-    """A claim commits; somebody else's half-done work must not be committed with it."""
-    if db.in_transaction():
+    """A claim commits; somebody else's half-done work must not be committed with it.
+
+    Nor would it be, by a session that joined a transaction of its connection: that one's commit is not the session's.
+    """
+    bind = db.get_bind() if isinstance(db, Session) else db
+    if db.in_transaction() or (isinstance(bind, Connection) and bind.in_transaction()):
         raise Misuse("claim_outbox commits, and this connection has a transaction open: commit it or use another one.")
     return _connection(db)
 
 
 def _short(error: str) -> str:
-    """The end of a long error is where its reason is; PostgreSQL's text holds no NUL."""
-    return error.replace("\x00", "\N{REPLACEMENT CHARACTER}")[-LAST_ERROR_LIMIT:]
+    """The end of a long error is where its reason is."""
+    return _storable(error[-LAST_ERROR_LIMIT:])
+
+
+def _storable(given: str) -> str:
+    """What the world answered, as text: PostgreSQL holds no NUL and no half of a surrogate pair (P12)."""
+    return _NOT_STORABLE.sub("\N{REPLACEMENT CHARACTER}", given)

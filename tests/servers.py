@@ -118,9 +118,18 @@ class ServersOfTests:
                 client.flushall()
 
 
+# A test that failed half-way may have left a transaction open, and with it the locks that TRUNCATE would wait for.
+END_LEFT_TRANSACTIONS = text("""
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'
+""")
+
+
 def truncate_everything(cluster: Cluster) -> None:
     tables = ", ".join(Base.metadata.tables)
     with cluster.superuser.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '10s'"))
+        connection.execute(END_LEFT_TRANSACTIONS)
         connection.execute(text(f"TRUNCATE {tables} RESTART IDENTITY"))
 
 

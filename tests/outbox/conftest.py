@@ -8,20 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from models.engine import make_engine
 from tests.outbox.table import OutboxTable
 from tests.servers import Cluster
 
 
+@pytest.fixture(scope="session")
+def engine_of_outbox(each_postgres: Cluster) -> Iterator[Engine]:
+    engine = make_engine(each_postgres.url(each_postgres.migrated), pool_size=10)
+    yield engine
+    engine.dispose()
+
+
 @pytest.fixture
-def outbox(each_postgres: Cluster) -> Iterator[OutboxTable]:
-    table = OutboxTable(each_postgres, make_engine(each_postgres.url(each_postgres.migrated), pool_size=10))
+def outbox(each_postgres: Cluster, engine_of_outbox: Engine) -> Iterator[OutboxTable]:
+    table = OutboxTable(each_postgres, engine_of_outbox)
     table.empty()
     yield table
     table.close()
-    table.empty()  # its clock too: other tests share the database
 
 
 @pytest.fixture

@@ -20,6 +20,11 @@ def claimed(db: Connection, limit: int = 100, **options: Any) -> list[int]:
     return [event.id for event in claim_outbox(db, "me", limit, **options)]
 
 
+def retrying_since(outbox: OutboxTable, seconds: float) -> dict[str, Any]:
+    """An event that is as old as the hills and fell due again that long ago."""
+    return {"status": "RETRYING", "next_retry_at": outbox.later(-seconds), "created_at": outbox.later(-1000)}
+
+
 def test_a_claim_hands_out_what_to_publish_and_the_token_that_is_in_the_row(
     outbox: OutboxTable, db: Connection
 ) -> None:
@@ -110,18 +115,16 @@ def test_the_oldest_go_first_across_destinations(outbox: OutboxTable, db: Connec
 
 
 def test_among_failed_events_the_one_that_fell_due_first_goes_first(outbox: OutboxTable, db: Connection) -> None:
-    seconds_ago = {outbox.add(name, status="RETRYING", next_retry_at=outbox.later(-s)): s for name, s in ORDER}
-    expected = sorted(seconds_ago, key=lambda event: -seconds_ago[event])
-    assert claimed(db, 4) + claimed(db, 4) == expected
-
-
-ORDER = [("a", 20), ("b", 70), ("a", 10), ("c", 40), ("b", 50), ("c", 30), ("a", 60)]
+    waiting = [("a", 20), ("b", 70), ("a", 10), ("c", 40), ("b", 50), ("c", 30), ("a", 60)]
+    seconds = {outbox.add(name, **retrying_since(outbox, s)): s for name, s in waiting}
+    expected = sorted(seconds, key=lambda event: -seconds[event])
+    assert [claimed(db, 4), claimed(db, 4)] == [expected[:4], expected[4:]]
 
 
 def test_one_claim_is_sorted_by_how_long_its_events_have_waited(outbox: OutboxTable, db: Connection) -> None:
-    late = outbox.add(status="RETRYING", next_retry_at=outbox.later(-5), created_at=outbox.later(-1000))
+    late = outbox.add(**retrying_since(outbox, 5))
     new = outbox.add(created_at=outbox.later(-10))
-    early = outbox.add(status="RETRYING", next_retry_at=outbox.later(-20), created_at=outbox.later(-1000))
+    early = outbox.add(**retrying_since(outbox, 20))
     assert claimed(db) == [early, new, late]
 
 

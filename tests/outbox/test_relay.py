@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import signal
 import subprocess
@@ -13,11 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
-import redis
 from sqlalchemy import Connection, event, text
 
 import settings
@@ -28,10 +24,8 @@ from outbox.lease import ClaimedEvent, claim_outbox
 from outbox.publishers.contract import DestinationDown, Failed, Refused, Result, Sent
 from outbox.relay import Relay
 from settings import ROOT
-from tests.models.moving_clock import move_clock
+from tests.outbox.ledger import RING, arrived, audits, insert, move, rows, rung, stored_ids
 from tests.servers import ServersOfTests
-
-RING = "celery:ingest"
 
 
 @pytest.fixture
@@ -65,51 +59,12 @@ def scripted(relay: Relay, name: str, answer: Callable[[ClaimedEvent], Result], 
     return publisher
 
 
-def add(destination: str, count: int = 1, **columns: Any) -> list[int]:
-    names = "".join(f", {name}" for name in columns)
-    values = "".join(f", :{name}" for name in columns)
-    statement = text(f"""
-        INSERT INTO outbox_event (destination, payload{names})
-        SELECT :d, jsonb_build_object('type', 't', 'ids', jsonb_build_array(gen_random_uuid()), 'batch', 100){values}
-        FROM generate_series(1, :n) RETURNING id""")
-    with engine().begin() as connection:
-        return list(connection.execute(statement, {"d": destination, "n": count, **columns}).scalars())
-
-
-def rows(columns: str = "status, attempt_count", where: str = "true") -> list[tuple[Any, ...]]:
-    statement = text(f"SELECT {columns} FROM outbox_event WHERE {where} ORDER BY id")
-    with engine().begin() as connection:
-        return [tuple(row) for row in connection.execute(statement)]
-
-
-def audits() -> Counter[str]:
-    with engine().begin() as connection:
-        return Counter(connection.execute(text("SELECT code FROM outbox_audit")).scalars())
-
-
-def rung(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
-    """The ids of every message that waits in the broker."""
-    with redis.Redis.from_url(stack.addresses["BROKER_URL"], decode_responses=True) as client:
-        keys = [key for key in client.keys(f"celeriac:{queue}*") if client.type(key) == "list"]
-        messages = [json.loads(body) for key in keys for body in client.lrange(key, 0, -1)]
-    return [json.loads(base64.b64decode(message["body"]))[0][0] for message in messages]
-
-
-def submitted_ids() -> set[str]:
-    return {one for (payload,) in rows("payload") for one in payload["ids"]}
-
-
-def move(stack: ServersOfTests, seconds: float) -> None:
-    with stack.cluster.superuser.begin() as connection:
-        move_clock(connection, timedelta(seconds=seconds))
-
-
 def test_due_rings_arrive_in_messages_of_one_batch_and_are_sent(relay: Relay, stack: ServersOfTests) -> None:
-    add(RING, 450)
+    insert(RING, 450)
     ticked = relay.tick()
     assert (ticked.sent, ticked.failed, ticked.dead) == (450, 0, 0)
     messages = rung(stack)
-    assert {one for ids in messages for one in ids} == submitted_ids()
+    assert {one for ids in messages for one in ids} == stored_ids()
     assert sum(map(len, messages)) == 450
     assert max(map(len, messages)) == 100
     assert set(rows("status, sent_at IS NOT NULL, lease_token, last_error")) == {("SENT", True, None, None)}
@@ -118,29 +73,29 @@ def test_due_rings_arrive_in_messages_of_one_batch_and_are_sent(relay: Relay, st
 def test_a_scheduled_ring_waits_for_its_time(relay: Relay, stack: ServersOfTests) -> None:
     with engine().begin() as connection:
         later = connection.execute(text("SELECT ledger_now() + interval '1 hour'")).scalar_one()
-    add(RING, 3, next_retry_at=later)
+    insert(RING, 3, next_retry_at=later)
     assert relay.tick().sent == 0
     move(stack, 3601)
     assert relay.tick().sent == 3
 
 
 def test_ten_relays_at_once_publish_every_event_once(relay: Relay, stack: ServersOfTests) -> None:
-    add(RING, 2000)
+    insert(RING, 2000)
     relays = [Relay.of(settings.current()) for _ in range(10)]
     with ThreadPoolExecutor(10) as pool:
         sent = sum(ticked.sent for ticked in pool.map(lambda one: one.tick(), relays))
     for one in relays:
         one.close()
     assert sent == 2000
-    assert Counter(one for ids in rung(stack) for one in ids) == Counter(submitted_ids())
+    assert arrived(stack) == Counter(stored_ids())
 
 
 def test_a_destination_that_does_not_exist_is_dead_at_once_and_holds_up_nobody(
     relay: Relay, stack: ServersOfTests
 ) -> None:
-    add("nowhere")
-    add("celery:misspelt")
-    add(RING)
+    insert("nowhere")
+    insert("celery:misspelt")
+    insert(RING)
     ticked = relay.tick()
     assert (ticked.sent, ticked.dead) == (1, 2)
     assert [row[:2] for row in rows("status, attempt_count, destination")] == [("DEAD", 1), ("DEAD", 1), ("SENT", 0)]
@@ -153,7 +108,7 @@ def test_a_failure_is_tried_again_after_a_doubling_wait_and_dead_after_the_last(
 ) -> None:
     """seeds/000 section 3.2, word for word."""
     scripted(relay, "hook", lambda _event: Failed("answered 500"))
-    add("hook")
+    insert("hook")
     for attempt, wait in enumerate([1, 2, 4, 8, 16, 32, 64, 128, 256], start=1):
         assert relay.tick().failed == 1
         ((status, count, error, seconds),) = rows(
@@ -169,14 +124,14 @@ def test_a_failure_is_tried_again_after_a_doubling_wait_and_dead_after_the_last(
 
 def test_a_destination_that_asks_for_patience_gets_it(relay: Relay, stack: ServersOfTests) -> None:
     scripted(relay, "hook", lambda _event: Failed("answered 429", retry_after_seconds=90))
-    add("hook")
+    insert("hook")
     relay.tick()
     assert rows("round(extract(epoch FROM next_retry_at - ledger_now()))") == [(90,)]
 
 
 def test_a_refusal_is_dead_without_another_attempt(relay: Relay, stack: ServersOfTests) -> None:
     publisher = scripted(relay, "hook", lambda event: Refused("answered 400") if event.id % 2 else Sent("x"))
-    ids = add("hook", 10)
+    ids = insert("hook", 10)
     ticked = relay.tick()
     assert (ticked.sent, ticked.dead) == (5, 5)
     assert publisher.got == ids
@@ -188,10 +143,10 @@ def test_the_same_payload_is_not_sent_twice_to_a_destination_that_asks_for_that(
     relay: Relay, stack: ServersOfTests
 ) -> None:
     publisher = scripted(relay, "hook", lambda event: Sent(f"their {event.id}"), dedup=True)
-    first = add("hook", payload_sha="same")
+    first = insert("hook", payload_sha="same")
     relay.tick()
-    add("hook", 2, payload_sha="same")
-    add("hook", payload_sha="other")
+    insert("hook", 2, payload_sha="same")
+    insert("hook", payload_sha="other")
     relay.tick()
     assert len(publisher.got) == 2
     assert [row[0] for row in rows("external_id", "payload_sha = 'same'")] == [f"their {first[0]}"] * 3
@@ -206,7 +161,7 @@ def test_a_relay_that_slept_past_its_lease_writes_nothing_but_an_audit(relay: Re
         return Sent("too late")
 
     scripted(relay, "hook", sleep_while_another_takes_over)
-    add("hook")
+    insert("hook")
     relay.tick(budget_seconds=0.1)
     assert rows("status, locked_by, external_id") == [("NEW", "the other one", None)]
     assert audits() == {"outbox_flush_conflict": 1}
@@ -233,7 +188,7 @@ def test_a_broker_that_was_away_for_twenty_minutes_costs_no_ring_its_life(relay:
         return Sent()
 
     scripted(relay, RING, answer, is_ring=True)
-    add(RING, 50)
+    insert(RING, 50)
     while clock.now < 20 * 60:
         relay.tick()
         clock.now += 10
@@ -256,7 +211,7 @@ def test_a_single_event_for_a_port_where_nobody_listens_is_dead_in_the_end(relay
         raise DestinationDown("connection refused")
 
     scripted(relay, "kafka", refuse)
-    add("kafka")
+    insert("kafka")
     for _ in range(10):
         relay.tick()
         clock.now += 100
@@ -270,11 +225,11 @@ def test_a_dead_destination_with_many_events_takes_nobodys_place(relay: Relay, s
 
     dead = scripted(relay, "a-dead-hook", refuse)
     alive = scripted(relay, "b-hook", lambda _event: Sent())
-    add("a-dead-hook", 5000)
-    add("b-hook", 300)
+    insert("a-dead-hook", 5000)
+    insert("b-hook", 300)
     assert relay.tick().sent == 300
     asked = len(dead.got)
-    add("b-hook", 300)
+    insert("b-hook", 300)
     assert relay.tick().sent == 300
     assert len(alive.got) == 600
     assert len(dead.got) == asked  # its circuit is open: not even claimed
@@ -284,7 +239,7 @@ def test_a_dead_destination_with_many_events_takes_nobodys_place(relay: Relay, s
 def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
     relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(RING, 20)
+    insert(RING, 20)
     broker = stack.running["redis-broker"]
     clock = Clock()
     relay.circuits = Circuits(clock)
@@ -296,7 +251,7 @@ def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
     assert relay.circuits.allows(RING) == 0
     clock.now += 60
     assert relay.tick().sent == 20
-    assert {one for ids in rung(stack) for one in ids} >= submitted_ids()
+    assert arrived(stack).keys() >= stored_ids()
 
 
 @pytest.mark.parametrize(
@@ -305,7 +260,7 @@ def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
 def test_a_relay_that_is_killed_loses_nothing(
     place: str, copies: set[int], relay: Relay, stack: ServersOfTests
 ) -> None:
-    add(RING, 30)
+    insert(RING, 30)
     killed = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "relay", "--once"],
         env=os.environ | {"FAILPOINTS": f"{place}=kill"},
@@ -317,9 +272,8 @@ def test_a_relay_that_is_killed_loses_nothing(
     assert relay.tick().sent == 0  # the dead relay's lease protects its events
     move(stack, relay.settings.outbox_lease_seconds + 1)
     assert relay.tick().sent == 30
-    arrived = Counter(one for ids in rung(stack) for one in ids)
-    assert arrived.keys() == submitted_ids()
-    assert set(arrived.values()) == copies  # twice only where the contract allows it
+    assert arrived(stack).keys() == stored_ids()
+    assert set(arrived(stack).values()) == copies  # twice only where the contract allows it
 
 
 def test_a_database_that_is_too_slow_is_counted_at_once_and_audited_when_it_is_back(
@@ -327,7 +281,7 @@ def test_a_database_that_is_too_slow_is_counted_at_once_and_audited_when_it_is_b
 ) -> None:
     relay.engine.dispose()
     relay.engine = make_engine(settings.current().database_url, statement_timeout_seconds=0.2)
-    add(RING)
+    insert(RING)
     with engine().begin() as blocker:
         blocker.execute(text("LOCK TABLE outbox_event IN ACCESS EXCLUSIVE MODE"))
         assert relay.tick().sent == 0
@@ -339,7 +293,7 @@ def test_a_batch_costs_the_same_few_statements_whatever_its_size(relay: Relay, s
     counts = []
     for size in (1, 200):
         scripted(relay, "hook", lambda _event: Sent(), is_ring=True)
-        add("hook", size)
+        insert("hook", size)
         with counted(relay) as statements:
             assert relay.tick().sent == size
         counts.append(len(statements))

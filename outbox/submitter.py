@@ -1,0 +1,169 @@
+"""The submitter's own publishing, right after its commits (P18): one thread per process, with its own connections.
+
+The first event goes at once; what comes while it is published goes together next. The caller never waits: if the queue
+is full, the destination does not answer, or half of the born lease is gone, the events are left to the relay.
+
+All births of one process carry one random token. That is enough of a fence: a submitter never claims, so a row that
+anybody has claimed since carries another token, for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy.exc import DBAPIError
+
+import settings
+from failpoint import failpoint
+from models.engine import make_engine
+from models.errors import CeleriacError
+from outbox.circuit import Circuits
+from outbox.destinations import Destination, UnknownDestination, open_destination
+from outbox.flush import Flush
+from outbox.lease import ClaimedEvent, release_lease_many
+from outbox.publishers.contract import DestinationDown
+
+logger = logging.getLogger(__name__)
+
+QUEUE_LIMIT: Final = 1000  # hand-overs, each of one transaction
+MOST_AT_ONCE: Final = 500
+EXIT_PATIENCE_SECONDS: Final = 2.0
+STATEMENT_TIMEOUT_SECONDS: Final = 5.0
+
+HandOver = tuple[float, Sequence[ClaimedEvent]]
+
+
+class Submitter:
+    """The publishing thread of this process. It starts with the first event and ends with the process."""
+
+    def __init__(self, current: settings.Settings) -> None:
+        self.settings = current
+        self.worker_id = f"{socket.gethostname()}:{os.getpid()}:submitter"
+        self.lease_token = uuid.uuid4()
+        self.lease_seconds = current.outbox_submit_lease_seconds
+        self.circuits = Circuits()
+        self._queue: queue.Queue[HandOver] = queue.Queue(QUEUE_LIMIT)
+        self._destinations: dict[str, Destination] = {}
+        self._start = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._engine = make_engine(
+            current.database_url,
+            application_name="celeriac-submitter",
+            statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
+            pool_size=1,
+        )
+
+    def accepts(self, destination: str) -> bool:
+        """Whether an event for it should be born leased to us."""
+        return self.circuits.allows(destination) != 0 and not self._queue.full()
+
+    def hand_over(self, events: Sequence[ClaimedEvent]) -> None:
+        """Their transaction has committed. Never waits and never raises."""
+        if not events:
+            return
+        failpoint("submitter.after_commit")
+        try:
+            self._queue.put_nowait((time.monotonic(), events))
+        except queue.Full:
+            return  # their lease runs out, and a relay takes them
+        self._ensure_thread()
+
+    def flush(self, seconds: float = EXIT_PATIENCE_SECONDS) -> bool:
+        """Wait until everything handed over was tried. False when the time is over."""
+        deadline = time.monotonic() + seconds
+        while self._queue.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return not self._queue.unfinished_tasks
+
+    def _ensure_thread(self) -> None:
+        with self._start:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="outbox-submitter", daemon=True)
+                self._thread.start()
+                atexit.register(self.flush)
+
+    def _run(self) -> None:
+        while True:
+            taken = [self._queue.get()]
+            count = len(taken[0][1])
+            while count < MOST_AT_ONCE:
+                try:
+                    taken.append(self._queue.get_nowait())
+                except queue.Empty:
+                    break
+                count += len(taken[-1][1])
+            try:
+                self._publish_fresh(taken)
+            except (DBAPIError, CeleriacError) as error:
+                logger.warning("left to the relay: %s", str(error).partition("\n")[0])
+            except Exception:
+                logger.exception("left to the relay")
+            finally:
+                for _ in taken:
+                    self._queue.task_done()
+
+    def _publish_fresh(self, taken: Sequence[HandOver]) -> None:
+        youngest = time.monotonic() - self.lease_seconds / 2
+        groups: dict[str, list[ClaimedEvent]] = {}
+        for handed_over_at, events in taken:
+            if handed_over_at > youngest:
+                for event in events:
+                    groups.setdefault(event.destination, []).append(event)
+        for name, events in groups.items():
+            if self.circuits.allows(name) != 0:
+                self._publish(name, events)
+
+    def _publish(self, name: str, events: Sequence[ClaimedEvent]) -> None:
+        with self._engine.connect() as connection:
+            flush = Flush(connection, self.settings, self.worker_id)
+            started_at = time.monotonic()
+            try:
+                if name not in self._destinations:
+                    self._destinations[name] = open_destination(name, self.settings)
+                destination = self._destinations[name]
+                if destination.dedup or destination.publisher.is_slow:
+                    raise UnknownDestination  # the relay looks for duplicates, and has time
+                results = destination.publisher.publish(events)
+            except (DestinationDown, UnknownDestination) as error:
+                if isinstance(error, DestinationDown):
+                    self.circuits.failed(name)
+                ids = [event.id for event in events]
+                release_lease_many(connection, ids, self.worker_id, lease_token=self.lease_token)
+                connection.commit()
+                return
+            self.circuits.answered(name)
+            failpoint("submitter.after_publish")
+            outcomes = list(zip(events, results, strict=True))
+            flush.settle(outcomes, seconds=time.monotonic() - started_at, quietly=destination.is_ring)
+
+
+class _OfThisProcess:
+    """A forked child has neither our thread nor a right to our lock; it starts anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.submitter: Submitter | None = None
+
+
+_ours = _OfThisProcess()
+
+
+def submitter() -> Submitter:
+    """The submitter of this process and its settings."""
+    with _ours.lock:
+        current = settings.current()
+        if _ours.submitter is None or _ours.submitter.settings is not current:
+            _ours.submitter = Submitter(current)
+        return _ours.submitter
+
+
+os.register_at_fork(after_in_child=_ours.__init__)  # type: ignore[misc]

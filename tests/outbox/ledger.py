@@ -1,0 +1,63 @@
+"""What tests of the outbox do to the ledger and read from the broker."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import redis
+from sqlalchemy import text
+
+from models.engine import engine
+from tests.models.moving_clock import move_clock
+from tests.servers import ServersOfTests
+
+RING = "celery:ingest"
+
+
+def insert(destination: str, count: int = 1, **columns: Any) -> list[int]:
+    """Plain INSERTs, as any program may write them."""
+    names = "".join(f", {name}" for name in columns)
+    values = "".join(f", :{name}" for name in columns)
+    statement = text(f"""
+        INSERT INTO outbox_event (destination, payload{names})
+        SELECT :d, jsonb_build_object('type', 't', 'ids', jsonb_build_array(gen_random_uuid()), 'batch', 100){values}
+        FROM generate_series(1, :n) RETURNING id""")
+    with engine().begin() as connection:
+        return list(connection.execute(statement, {"d": destination, "n": count, **columns}).scalars())
+
+
+def rows(columns: str = "status, attempt_count", where: str = "true") -> list[tuple[Any, ...]]:
+    statement = text(f"SELECT {columns} FROM outbox_event WHERE {where} ORDER BY id")
+    with engine().begin() as connection:
+        return [tuple(row) for row in connection.execute(statement)]
+
+
+def audits() -> Counter[str]:
+    with engine().begin() as connection:
+        return Counter(connection.execute(text("SELECT code FROM outbox_audit")).scalars())
+
+
+def rung(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
+    """The ids of every message that waits in the broker."""
+    with redis.Redis.from_url(stack.addresses["BROKER_URL"], decode_responses=True) as client:
+        keys = [key for key in client.keys(f"celeriac:{queue}*") if client.type(key) == "list"]
+        messages = [json.loads(body) for key in keys for body in client.lrange(key, 0, -1)]
+    return [json.loads(base64.b64decode(message["body"]))[0][0] for message in messages]
+
+
+def arrived(stack: ServersOfTests) -> Counter[str]:
+    """How often each id was rung."""
+    return Counter(one for ids in rung(stack) for one in ids)
+
+
+def stored_ids() -> set[str]:
+    return {one for (payload,) in rows("payload") for one in payload["ids"]}
+
+
+def move(stack: ServersOfTests, seconds: float) -> None:
+    with stack.cluster.superuser.begin() as connection:
+        move_clock(connection, timedelta(seconds=seconds))

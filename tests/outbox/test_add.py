@@ -1,0 +1,315 @@
+"""Adding events: they exist exactly if the caller's transaction commits, and are published right after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, text
+from sqlalchemy.orm import Session
+
+import outbox
+import settings
+from models.engine import engine, sessions
+from outbox.canonical import MAX_BYTES, BadPayload, canonical_json, payload_sha
+from outbox.publishers.contract import DestinationDown
+from outbox.relay import Relay
+from outbox.submitter import submitter
+from settings import ROOT
+from tests.outbox.ledger import RING, arrived, insert, move, rows
+from tests.servers import ServersOfTests
+
+pytestmark = pytest.mark.usefixtures("stack")
+
+
+def ring() -> dict[str, Any]:
+    return {"type": "t", "ids": [str(uuid.uuid4())], "batch": 100}
+
+
+@pytest.fixture
+def session(stack: ServersOfTests) -> Iterator[Session]:
+    with sessions()() as session:
+        yield session
+
+
+@pytest.fixture
+def relay(stack: ServersOfTests) -> Iterator[Relay]:
+    relay = Relay.of(settings.current())
+    yield relay
+    relay.close()
+
+
+def published() -> None:
+    assert submitter().flush(10)
+
+
+def test_an_event_is_published_right_after_its_commit_without_any_relay(
+    session: Session, stack: ServersOfTests
+) -> None:
+    payload = ring()
+    outbox.add(session, RING, payload)
+    published()
+    assert arrived(stack) == {}  # not before the commit
+    session.commit()
+    published()
+    assert arrived(stack) == {payload["ids"][0]: 1}
+    assert rows("status, attempt_count, lease_token, sent_at IS NOT NULL") == [("SENT", 0, None, True)]
+
+
+def test_a_rollback_publishes_nothing_and_leaves_nothing(session: Session, stack: ServersOfTests) -> None:
+    outbox.add(session, RING, ring())
+    session.rollback()
+    outbox.add(session, RING, ring())
+    session.close()
+    published()
+    assert rows() == []
+    assert arrived(stack) == {}
+
+
+def test_events_of_a_rolled_back_savepoint_vanish_and_those_of_a_released_one_stay(
+    session: Session, stack: ServersOfTests
+) -> None:
+    kept, inner, lost, late = ring(), ring(), ring(), ring()
+    outbox.add(session, RING, kept)
+    with session.begin_nested():
+        with session.begin_nested():
+            outbox.add(session, RING, inner)
+        published()
+        assert arrived(stack) == {}  # released savepoints are no commit
+    nested = session.begin_nested()
+    with session.begin_nested():
+        outbox.add(session, RING, lost)
+    nested.rollback()
+    outbox.add(session, RING, late)
+    session.commit()
+    published()
+    assert arrived(stack).keys() == {one["ids"][0] for one in (kept, inner, late)}
+    assert len(rows()) == 3
+
+
+def test_a_session_can_be_used_again_after_its_commit(session: Session, stack: ServersOfTests) -> None:
+    for _ in range(3):
+        outbox.add(session, RING, ring())
+        session.commit()
+    published()
+    assert [status for status, _ in rows()] == ["SENT"] * 3
+
+
+def test_a_connection_whose_commit_nobody_watches_leaves_its_events_to_the_relay(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    with engine().begin() as connection:
+        outbox.add(connection, RING, ring())
+    assert rows("status, lease_token") == [("NEW", None)]
+    assert relay.tick().sent == 1
+
+
+def test_a_watched_connection_publishes_after_its_commit_and_not_after_a_rollback(stack: ServersOfTests) -> None:
+    payload = ring()
+    with outbox.begin(engine()) as connection:
+        outbox.add(connection, RING, payload)
+    with suppress(RuntimeError), outbox.begin(engine()) as connection:
+        outbox.add(connection, RING, ring())
+        raise RuntimeError
+    published()
+    assert arrived(stack) == {payload["ids"][0]: 1}
+    assert len(rows()) == 1
+
+
+def test_a_savepoint_of_a_watched_connection_may_be_rolled_back(relay: Relay, stack: ServersOfTests) -> None:
+    with outbox.begin(engine()) as connection:
+        savepoint = connection.begin_nested()
+        outbox.add(connection, RING, ring())
+        savepoint.rollback()
+        with connection.begin_nested():
+            outbox.add(connection, RING, ring())
+    published()
+    assert relay.tick().sent == 1
+    assert sum(arrived(stack).values()) == 1
+
+
+def test_a_session_inside_somebody_elses_transaction_publishes_nothing_at_its_own_commit(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    with engine().connect() as connection:
+        transaction = connection.begin()
+        with Session(bind=connection, join_transaction_mode="create_savepoint") as joined:
+            outbox.add(joined, RING, ring())
+            joined.commit()
+        published()
+        transaction.rollback()
+    assert arrived(stack) == {}
+    assert rows() == []
+
+
+def test_scheduled_and_ordered_events_are_left_to_the_relay(session: Session, relay: Relay) -> None:
+    later = session.execute(text("SELECT ledger_now()")).scalar_one() + timedelta(hours=1)
+    outbox.add(session, RING, ring(), due_at=later)
+    outbox.add(session, RING, ring(), ordering_key="k")
+    session.commit()
+    published()
+    assert rows("status, lease_token") == [("NEW", None), ("NEW", None)]
+    assert relay.tick().sent == 1
+
+
+def test_whoever_adds_to_an_ordered_key_waits_for_the_commit_of_whoever_added_before(stack: ServersOfTests) -> None:
+    first, second = sessions()(), sessions()()
+    first_id = outbox.add(first, "hook", {"n": 1}, ordering_key="k")
+    second_id: list[int] = []
+
+    def add_second() -> None:
+        second_id.append(outbox.add(second, "hook", {"n": 2}, ordering_key="k"))
+        second.commit()
+
+    waiting = threading.Thread(target=add_second)
+    waiting.start()
+    waits = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    with stack.cluster.superuser.connect() as watcher:
+        while watcher.execute(waits).scalar_one() == 0:
+            assert waiting.is_alive()
+            watcher.rollback()
+    assert second_id == []
+    first.commit()
+    waiting.join(10)
+    assert second_id[0] > first_id
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize(("place", "copies"), [("submitter.after_commit", 1), ("submitter.after_publish", 2)])
+@pytest.mark.guarantee
+def test_a_submitter_that_dies_right_after_its_commit_loses_nothing(
+    place: str, copies: int, relay: Relay, stack: ServersOfTests
+) -> None:
+    code = (
+        "import outbox; from models.engine import sessions; from outbox.submitter import submitter\n"
+        "with sessions()() as session:\n"
+        "    outbox.add(session, 'celery:ingest', {'type': 't', 'ids': ['one']}); session.commit()\n"
+        "submitter().flush(20)"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"FAILPOINTS": f"{place}=kill"}, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert relay.tick().sent == 0  # its lease is short, and still protects the event
+    move(stack, settings.current().outbox_submit_lease_seconds + 1)
+    assert relay.tick().sent == 1
+    assert arrived(stack) == {"one": copies}
+
+
+def test_a_broker_that_does_not_answer_leaves_the_events_to_the_relay_and_the_next_are_born_free(
+    session: Session, relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox.add(session, RING, ring())
+    session.commit()
+    published()
+
+    def nobody(_events: Any) -> Any:
+        raise DestinationDown("connection refused")
+
+    monkeypatch.setattr(submitter()._destinations[RING].publisher, "publish", nobody)
+    outbox.add(session, RING, ring())
+    session.commit()
+    published()
+    assert rows("status, lease_token")[1] == ("NEW", None)  # given back, not waiting for its lease to run out
+    outbox.add(session, RING, ring())
+    session.commit()
+    assert rows("status, lease_token")[2] == ("NEW", None)  # the circuit is open
+    assert relay.tick().sent == 2
+
+
+def test_a_forked_child_publishes_with_a_thread_and_a_token_of_its_own(session: Session, stack: ServersOfTests) -> None:
+    outbox.add(session, RING, ring())
+    session.commit()
+    published()
+    parent_token = submitter().lease_token
+    pid = os.fork()
+    if pid == 0:
+        from models.engine import forget_inherited_connections
+
+        forget_inherited_connections()
+        with sessions()() as own:
+            outbox.add(own, RING, ring())
+            own.commit()
+        os._exit(0 if submitter().flush(10) and submitter().lease_token != parent_token else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert [status for status, _ in rows()] == ["SENT", "SENT"]
+
+
+def test_ten_thousand_events_cost_ten_round_trips(session: Session) -> None:
+    statements: list[str] = []
+
+    def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(engine(), "before_cursor_execute", note)
+    ids = outbox.add_many(session, [outbox.NewEvent("hook", {"n": n}) for n in range(10_000)])
+    assert len(statements) == 10
+    statements.clear()
+    outbox.add(session, "hook", {})
+    assert len(statements) == 1
+    event.remove(engine(), "before_cursor_execute", note)
+    assert ids == sorted(ids)
+    assert [row[0]["n"] for row in rows_of(session)] == [*range(10_000)]
+
+
+def rows_of(session: Session) -> list[tuple[Any, ...]]:
+    statement = text("SELECT payload FROM outbox_event WHERE payload ? 'n' ORDER BY id")
+    return [tuple(row) for row in session.execute(statement)]
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ({"a": object()}, "not JSON"),
+        ({"a": float("nan")}, "not JSON"),
+        ({"a": "x\x00y"}, "NUL"),
+        ({"a\x00": 1}, "NUL"),
+        ({"a": "\ud800"}, "surrogate"),
+        ({"a": "x" * 10_000_000}, "bytes"),
+    ],
+)
+def test_a_payload_that_cannot_be_stored_is_refused_before_anything_is(
+    payload: Any, reason: str, session: Session
+) -> None:
+    with pytest.raises(BadPayload, match=reason):
+        outbox.add_many(session, [outbox.NewEvent("hook", {"good": True}), outbox.NewEvent("hook", payload)])
+    session.commit()
+    assert rows() == []
+
+
+def test_text_that_looks_like_a_nul_is_text(session: Session) -> None:
+    outbox.add(session, "hook", {"a": "\\u0000"})
+    session.commit()
+    published()
+    assert rows("payload") == [({"a": "\\u0000"},)]
+
+
+def test_a_message_that_would_break_celerys_decoder_never_reaches_the_broker(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    with engine().begin() as connection:
+        outbox.add(connection, RING, {"__type__": "uuid", "__value__": "x"})
+    assert relay.tick().dead == 1
+    assert arrived(stack) == {}
+
+
+def test_equal_payloads_have_one_hash_whatever_the_order_of_their_keys() -> None:
+    one, other = canonical_json({"b": 1, "a": ["é", None]}), canonical_json({"a": ["é", None], "b": 1})
+    assert one == other == '{"a":["é",null],"b":1}'
+    assert payload_sha(one) == payload_sha(other) != payload_sha(canonical_json({"b": 1}))
+    assert len(canonical_json("x" * (MAX_BYTES - 2)).encode()) == MAX_BYTES
+
+
+def test_a_plain_insert_of_any_program_is_taken_by_the_relay(relay: Relay) -> None:
+    insert(RING, 2)
+    assert relay.tick().sent == 2
