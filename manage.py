@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The operator's door. Run it with any Python: outside a virtual environment it continues with the one in .venv."""
+"""The operator's door. Run it with any Python: one that lacks our packages continues with the one in .venv."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ ROOT = Path(__file__).resolve().parent
 
 def _continue_in_venv() -> None:
     python = ROOT / ".venv" / "bin" / "python"
-    if sys.prefix == sys.base_prefix and python.exists():
+    complete = sys.prefix != sys.base_prefix and importlib.util.find_spec("typer") is not None
+    if not complete and python.exists() and Path(sys.prefix) != ROOT / ".venv":
         os.execv(python, [str(python), *sys.argv])  # noqa: S606 - the same command, the project's Python
 
 

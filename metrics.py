@@ -20,7 +20,7 @@ from wsgiref.simple_server import WSGIServer
 import prometheus_client.values
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, start_http_server
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
 _FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 _OURS: Final = "CELERIAC_METRICS_DIR"
@@ -78,8 +78,3 @@ def serve(port: int) -> tuple[WSGIServer, threading.Thread]:
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return start_http_server(port, addr="127.0.0.1", registry=registry)
-
-
-def forget_child(pid: int) -> None:
-    """A child has ended: its gauges go, its counts stay."""
-    mark_process_dead(pid)  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Secre
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ROOT: Final = Path(__file__).resolve().parent
+FOLDER: Final = "FOLDER"  # the inode of the home that a stack.json belongs to
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
 
 
@@ -46,6 +47,7 @@ def _words(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+Home = Annotated[Path, BeforeValidator(lambda given: given or ".celeriac")]  # empty means not set
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
@@ -84,7 +86,7 @@ class Settings(BaseSettings):
     given_redis_url: Annotated[str, _url("redis", "rediss")] = knob(
         "", "Redis that keeps accepted receipts; empty: the embedded one", "REDIS_URL"
     )
-    celeriac_home: Path = knob(Path(".celeriac"), "data, logs, secrets of the embedded stack; relative to this project")
+    celeriac_home: Home = knob(Path(".celeriac"), "data, logs, secrets of the embedded stack; relative to this project")
     celeriac_redis_server: str = knob("", "path of a redis-server or valkey-server ≥ 6.2 for the embedded stack")
 
     # tasks
@@ -208,7 +210,9 @@ class Settings(BaseSettings):
     api_host: str = knob("127.0.0.1", "address the API listens on")
     api_port: int = knob(8000, "port the API listens on", ge=1, le=65535)
     api_run_ticks: bool = knob(False, "run relay and reclaim inside the API process too")
-    worker_metrics_port: int = knob(0, "port of a worker's own /metrics, loopback only; 0: none", ge=0, le=65535)
+    worker_metrics_port: int = knob(
+        0, "port of a worker's own /metrics on loopback (the stack's system worker: the next); 0: none", ge=0, le=65534
+    )
     log_format: Literal["text", "json"] = knob("text", "how log lines are written")
 
     @model_validator(mode="before")
@@ -230,7 +234,7 @@ class Settings(BaseSettings):
 
     @property
     def home(self) -> Path:
-        return ROOT / self.celeriac_home.expanduser()
+        return ROOT / self.celeriac_home.expanduser()  # an absolute path stays as it is
 
     @property
     def database_url(self) -> str:
@@ -264,7 +268,7 @@ class Settings(BaseSettings):
     @property
     def stack(self) -> dict[str, str]:
         """Where the stack of this home runs; empty when it does not. Written by `embedded/`."""
-        return read_json(self.home / "stack.json")
+        return read_stack(self.home)
 
     @property
     def secrets(self) -> dict[str, str]:
@@ -288,14 +292,26 @@ def variables(field: str) -> tuple[str, ...]:
     return tuple(str(name).upper() for name in names)
 
 
+def read_stack(home: Path) -> dict[str, str]:
+    """The addresses of the stack that runs in this folder. A copy of the folder has none."""
+    found = read_json(home / "stack.json")
+    return found if found and found.pop(FOLDER, None) in (None, str(home.stat().st_ino)) else {}
+
+
 def read_json(path: Path) -> dict[str, str]:
     """A small file of names and values that `embedded/` wrote; empty if it is not there."""
     try:
         return dict(json.loads(path.read_text()))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return {}
-    except ValueError:
+    except (ValueError, TypeError):
         raise SettingsError(f"{path} is damaged: stop the stack, remove this file and start again.") from None
+
+
+def place(url: str) -> str:
+    """Host and port of an address, for people: nothing secret."""
+    address = urlsplit(url)
+    return f"{address.hostname or 'localhost'}:{address.port}" if address.port else address.hostname or "localhost"
 
 
 def _sentence(error: Any) -> str:

@@ -27,3 +27,6 @@ def examine(settings: Settings) -> Iterator[Finding]:
             yield fail(subject, error.message, "")
         except CeleriacError as error:
             yield fail(subject, error.message, "make the server reachable, or correct its address")
+        except Exception as error:  # a doctor who faints is no help; clients of servers raise errors of many kinds
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            yield fail(subject, f"could not be looked at: {reason}", "see the other lines")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
-from urllib.parse import urlsplit
 
 import redis
 from kombu import Connection
 
 from checks.finding import Finding, Level, expect, fail, ok, warn
 from models.errors import Unreachable
-from settings import Settings
+from settings import Settings, place
 
 OLDEST_REDIS: Final = (6, 2)
 CONFIGURE: Final = "set it in redis.conf and with CONFIG SET"
@@ -19,7 +18,7 @@ CONFIGURE: Final = "set it in redis.conf and with CONFIG SET"
 
 def check_broker(settings: Settings) -> Iterator[Finding]:
     url = settings.broker_url
-    if urlsplit(url).scheme in ("redis", "rediss"):
+    if url.partition(":")[0] in ("redis", "rediss"):
         yield from _redis("broker", url, {"maxmemory-policy": "noeviction"}, Level.WARN)
     else:
         yield _amqp(url)
@@ -39,13 +38,15 @@ def _redis(name: str, url: str, wanted: dict[str, str], else_: Level) -> Iterato
     try:
         with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, decode_responses=True) as client:
             version = str(client.info("server")["redis_version"])
+            role = client.info("replication")["role"]
             found = {setting: _config(client, setting) for setting in wanted}
     except (redis.RedisError, ValueError) as error:
-        raise Unreachable(f"Redis at {_place(url)} cannot be reached: {str(error).rstrip('.')}.") from None
+        raise Unreachable(f"Redis at {place(url)} cannot be reached: {str(error).rstrip('.')}.") from None
     if tuple(map(int, version.split(".")[:2])) < OLDEST_REDIS:
         yield fail(f"{name}.version", f"is {version}", "use Redis 6.2 or newer")
     else:
         yield ok(f"{name}.version", version)
+    yield expect(f"{name}.role", role, "master", "name the primary: a replica refuses writes")
     for setting, value in wanted.items():
         if found[setting] is None:
             yield warn(f"{name}.{setting}", "cannot be read here", f"make sure that it is {value}")
@@ -68,9 +69,4 @@ def _amqp(url: str) -> Finding:
             properties = connection.connection.server_properties
             return ok("broker", f"{properties.get('product')} {properties.get('version')}")
     except Exception as error:  # kombu's transports raise errors of their own kinds
-        raise Unreachable(f"RabbitMQ at {_place(url)} cannot be reached: {error}.") from None
-
-
-def _place(url: str) -> str:
-    address = urlsplit(url)
-    return f"{address.hostname}:{address.port}"
+        raise Unreachable(f"RabbitMQ at {place(url)} cannot be reached: {error}.") from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from sqlalchemy.exc import ProgrammingError
+
 from checks.finding import Finding, fail, ok, warn
 from models.engine import engine
 from settings import Settings
@@ -43,8 +45,11 @@ def _beat() -> Finding:
     from tasks.ticks import tick_age  # noqa: PLC0415
 
     remedy = "start `celery -A tasks beat` and a worker for the queue `system`"
-    with engine().connect() as connection:
-        age = tick_age(connection, BEAT)
+    try:
+        with engine().connect() as connection:
+            age = tick_age(connection, BEAT)
+    except ProgrammingError:
+        return warn("beat", "leaves its trace in the ledger, which has no schema", "run `manage.py migrate`")
     if age is None:
         return warn("beat", "was never seen", remedy)
     if age.total_seconds() > LATE_TICKS * BEAT_SEEN_SECONDS:

@@ -83,7 +83,8 @@ def _values() -> Iterator[tuple[str, str, str]]:
 def _masked(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(value)
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", str(value))
+    without_login = re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", str(value))
+    return re.sub(r"(?i)((?:password|passwd|secret|token|key)=)[^&]*", r"\1***", without_login)
 
 
 def _shown(default: Any) -> str:

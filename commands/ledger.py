@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 def migrate(
     revision: Annotated[str, typer.Argument(help="A revision, `head` or `base`.")] = "head",
     lock_timeout: Annotated[float, typer.Option(min=0.1, help="Longest wait for a lock, in seconds.")] = 10.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before going back to an older schema.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With `base`: do not ask before all tables are dropped.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Bring the schema of the ledger to a revision. Safe to run twice at once.

@@ -23,7 +23,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")  # a value that is cut off is of no use
     for row in rows:
         table.add_row(*row)
     console.print(table)

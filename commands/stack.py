@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Callable
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
@@ -71,7 +70,7 @@ def down() -> None:
     if stopped:
         console.print(f"Stopped {', '.join(stopped)}.")
     else:
-        console.print(f"No stack runs in {settings.current().home}.")
+        console.print(f"No stack runs in {settings.current().home}.", markup=False)
 
 
 def ps(as_json: Json = False) -> None:
@@ -85,7 +84,7 @@ def ps(as_json: Json = False) -> None:
     elif lines:
         _print_parts(lines)
     else:
-        console.print(f"No stack runs in {settings.current().home}: run `make up`.")
+        console.print(f"No stack runs in {settings.current().home}: run `make up`.", markup=False)
 
 
 def env() -> None:
@@ -98,7 +97,8 @@ def env() -> None:
 
 
 def _tell(sentence: str) -> None:
-    console.print(f"[bold]{SUPERVISOR}[/bold] │ {sentence}")
+    console.print(f"[bold]{SUPERVISOR}[/bold] │ ", end="")
+    console.print(sentence, markup=False)
 
 
 def _tell_log(sentence: str) -> None:
@@ -112,7 +112,8 @@ def _stop_following(follower: Follower) -> None:
 
 def _print_running(started: bool) -> None:
     current = settings.current()
-    console.print(f"[bold]{'Celeriac runs' if started else 'A stack already runs'}[/bold] in {current.home}\n")
+    console.print(f"[bold]{'Celeriac runs' if started else 'A stack already runs'}[/bold] in ", end="")
+    console.print(f"{current.home}\n", markup=False)
     _print_parts(run.status(current))
     stack = current.stack
     login = f"{FLOWER_USER} / {current.secrets.get('flower', '')}"
@@ -125,21 +126,12 @@ def _print_running(started: bool) -> None:
 
 
 def _print_parts(lines: list[run.Status]) -> None:
-    stack = settings.current().stack
-    places = {
-        "postgres": stack.get("DATABASE_URL"),
-        "redis-broker": stack.get("BROKER_URL"),
-        "redis-receipts": stack.get("REDIS_URL"),
-        "api": stack.get("API_URL"),
-        "flower": stack.get("FLOWER_URL"),
-    }
-    rows = [(line.role, str(line.pid or "-"), line.status, _place(places.get(line.role))) for line in lines]
-    own = {line.role for line in lines}
-    rows += [(role, "-", "external", _place(places[role])) for role in SERVER_ROLES if role not in own and places[role]]
+    current = settings.current()
+    variables = {"postgres": "DATABASE_URL", "redis-broker": "BROKER_URL", "redis-receipts": "REDIS_URL"}
+    variables |= {"api": "API_URL", "flower": "FLOWER_URL"}
+    places = {role: settings.place(url) for role, name in variables.items() if (url := current.stack.get(name))}
+    rows = [(line.role, str(line.pid or "-"), line.status, places.get(line.role, "")) for line in lines]
+    for variable in settings.SERVER_VARIABLES:
+        if given := current.given(variable):
+            rows.append((variable, "-", "external", settings.place(given)))
     print_table(("part", "pid", "status", "address"), rows)
-
-
-def _place(url: str | None) -> str:
-    """Host and port, without the password."""
-    address = urlsplit(url or "")
-    return f"{address.hostname}:{address.port}" if address.hostname else ""

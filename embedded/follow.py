@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,7 +37,7 @@ class Follower(threading.Thread):
         self.join(2)
 
     def print_new_lines(self) -> None:
-        for (role, path), colour in zip(self.logs.items(), COLOURS, strict=False):
+        for (role, path), colour in zip(self.logs.items(), itertools.cycle(COLOURS), strict=False):
             for line in self._new_lines(role, path):
                 self.console.print(Text.assemble((f"{role:<{self.width}} │ ", colour), line), soft_wrap=True)
 

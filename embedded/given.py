@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 import redis
 from kombu import Connection
-from kombu.exceptions import KombuError
 
 from models.engine import make_engine
 from models.errors import Unreachable
-from settings import SERVER_VARIABLES, Settings
+from settings import SERVER_VARIABLES, Settings, place
 
 
 def require_given_servers(settings: Settings) -> None:
@@ -28,10 +25,6 @@ def require_given_servers(settings: Settings) -> None:
                     connection.ensure_connection(max_retries=1, interval_start=0)
         except Unreachable as error:
             raise Unreachable(f"{variable}: {error.message}") from None
-        except (redis.RedisError, KombuError, OSError, ValueError) as error:
-            raise Unreachable(f"{variable}: {_place(url)} does not answer: {str(error).rstrip('.')}.") from None
-
-
-def _place(url: str) -> str:
-    address = urlsplit(url)
-    return f"{address.hostname}:{address.port}"
+        except Exception as error:  # clients of servers raise errors of many kinds; all mean the same here
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise Unreachable(f"{variable}: {place(url)} does not answer: {reason}.") from None

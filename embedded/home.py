@@ -15,12 +15,13 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from models.errors import CeleriacError
-from settings import read_json
+from settings import FOLDER, read_json, read_stack
 
 SECRET_NAMES: Final = ("postgres", "postgres_superuser", "redis", "flower")
 
@@ -42,6 +43,7 @@ class Home:
     def create(self) -> None:
         """Make the folder, its subfolders and its secrets; readable by their owner only."""
         try:
+            self._refuse_foreign_folder()
             for folder in (self.path, self.path / "run", self.log):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
@@ -51,32 +53,31 @@ class Home:
         except OSError as error:
             raise HomeUnusable(f"{self.path} cannot be used: {error.strerror or error}.") from None
 
+    def _refuse_foreign_folder(self) -> None:
+        """Its mode would be changed and servers would live in it: not to be done to somebody's folder by mistake."""
+        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / "secrets.json").exists():
+            raise HomeUnusable(f"{self.path} has other things in it: let CELERIAC_HOME name a folder of its own.")
+
     # who may run a stack here
 
     def lock(self) -> bool:
         """Become the supervisor of this home. False if there is one. Ends with the process, however it ends."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        self._lock = descriptor
-        return True
+        for _ in range(5):  # somebody may be trying it just now
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+            else:
+                self._lock = descriptor
+                return True
+        os.close(descriptor)
+        return False
 
     def unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def is_locked(self) -> bool:
-        """True if a supervisor runs here."""
-        if not (self.path / "lock").exists():
-            return False
-        if self.lock():
-            self.unlock()
-            return False
-        return True
 
     # what is remembered
 
@@ -86,10 +87,10 @@ class Home:
 
     @property
     def stack(self) -> dict[str, str]:
-        return read_json(self.path / "stack.json")
+        return read_stack(self.path)
 
     def write_stack(self, addresses: Mapping[str, str]) -> None:
-        self._write("stack.json", addresses)
+        self._write("stack.json", {**addresses, FOLDER: str(self.path.stat().st_ino)})
 
     def forget_stack(self) -> None:
         (self.path / "stack.json").unlink(missing_ok=True)
@@ -99,7 +100,8 @@ class Home:
         remembered = read_json(self.path / "ports.json")
         chosen: dict[str, int] = {}
         for role, default in defaults.items():
-            candidates = (wished.get(role, 0), int(remembered.get(role, 0)), default)
+            before = str(remembered.get(role, ""))
+            candidates = (wished.get(role, 0), int(before) if before.isdecimal() else 0, default)
             taken = set(chosen.values())
             free = (port for port in candidates if port and port not in taken and _is_free(port))
             chosen[role] = next(free, 0) or _any_free_port(taken)

@@ -54,8 +54,13 @@ class Running:
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone
                 **part.popen_options,
             )
-        self.process = Process.of(self.popen.pid)
-        self.process.write(home.pid_file(part.role))
+        try:
+            self.process = Process.of(self.popen.pid)
+            self.process.write(home.pid_file(part.role))
+        except BaseException:  # without a pid file nobody would ever stop it
+            self.popen.kill()
+            self.popen.wait()
+            raise
 
     def is_ready(self) -> bool:
         return self.part.is_ready() if self.part.is_ready else self.ready_file.exists()
@@ -71,10 +76,9 @@ class Running:
         return "\n".join(said[-lines:])
 
 
-def clear(home: Home, role: str) -> None:
-    """After a part has ended: end what it left behind (a killed worker leaves its children), remove its files."""
+def end_remains(home: Home, role: str) -> None:
+    """After a part has ended: end what it left behind. A killed worker leaves its children."""
     for process in Process.marked(READY_FILE, str(home.ready_file(role))):
         process.kill()
         process.wait(5)
     home.ready_file(role).unlink(missing_ok=True)
-    home.pid_file(role).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import closing
@@ -17,6 +18,7 @@ import psycopg2
 from psycopg2 import sql
 
 from embedded.home import Home
+from embedded.process import Process
 from embedded.way_to_run import PostgresUnusable, WayToRun, choose_way
 
 MAJOR: Final = "18"
@@ -135,18 +137,20 @@ class Postgres:
         beside.rename(self.data)
 
     def _remove_stale_lock(self) -> None:
-        """A reused pid in postmaster.pid would stop PostgreSQL from starting; we know better who runs here."""
+        """A reused pid in postmaster.pid would stop PostgreSQL from starting; nobody but us runs one in this folder."""
         lock = self.data / "postmaster.pid"
         try:
-            pid = int(lock.read_text().split()[0])
-            alive = str(self.data) in psutil.Process(pid).cmdline()
+            process = Process.of(int(lock.read_text().split()[0]))
+            is_ours = str(self.data) in psutil.Process(process.pid).cmdline()
         except (FileNotFoundError, ValueError, IndexError, psutil.Error):
-            alive = False
-        if not alive:
-            lock.unlink(missing_ok=True)
+            is_ours = False
+        if is_ours:  # started by a supervisor that was killed before it could write that down
+            process.ask_to_end(signal.SIGINT)
+            process.wait_or_kill(15)
+        lock.unlink(missing_ok=True)
 
     def _connect(self, database: str) -> Any:
-        return psycopg2.connect(self.url(superuser=True, database=database), connect_timeout=5)
+        return psycopg2.connect(self.url(superuser=True, database=database), connect_timeout=5, sslmode="disable")
 
     @cached_property
     def _way(self) -> WayToRun:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -15,34 +16,38 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A pid together with its start time; the pair is never reused."""
+    """A pid together with its start; the pair is never reused."""
 
     pid: int
-    started_at: float
+    started: str
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        return cls(pid, psutil.Process(pid).create_time())
+        return cls(pid, _start_of(pid))
 
     @classmethod
     def read(cls, path: Path) -> Process | None:
-        """The process that a pid file names, whether or not it still lives."""
+        """The process that a pid file names, whether or not it still lives. A copy of the folder names nobody."""
         try:
-            pid, started_at = path.read_text().split()
-            return cls(int(pid), float(started_at))
+            pid, started, folder = path.read_text().split()
+            return cls(int(pid), started) if int(folder) == path.parent.stat().st_ino else None
         except (FileNotFoundError, ValueError):
             return None
 
     def write(self, path: Path) -> None:
-        path.write_text(f"{self.pid} {self.started_at!r}\n")
+        path.write_text(f"{self.pid} {self.started} {path.parent.stat().st_ino}\n")
 
     def is_alive(self) -> bool:
         try:
             process = psutil.Process(self.pid)
-            # the clock of the boot time may be corrected by a fraction of a second while a process lives
-            return abs(process.create_time() - self.started_at) < 1 and process.status() != psutil.STATUS_ZOMBIE
+            return _start_of(self.pid) == self.started and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
+
+    def uptime_seconds(self) -> int:
+        with suppress(psutil.Error):
+            return max(0, int(time.time() - psutil.Process(self.pid).create_time()))
+        return 0
 
     def ask_to_end(self, number: signal.Signals) -> None:
         if self.is_alive():
@@ -81,7 +86,7 @@ class Process:
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if process.environ().get(variable) == value:
-                    found.append(cls(process.pid, process.create_time()))
+                    found.append(cls.of(process.pid))
         return found
 
     def _signal(self, number: signal.Signals) -> None:
@@ -91,3 +96,17 @@ class Process:
     def _reap(self) -> None:
         with suppress(ChildProcessError):  # another process started it
             os.waitpid(self.pid, os.WNOHANG)
+
+
+def _start_of(pid: int) -> str:
+    """On Linux the kernel's own tick count and the boot it counts from: a clock that is set changes neither."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{_boot()}:{fields[19]}"
+    except (FileNotFoundError, ProcessLookupError):
+        return f"{psutil.Process(pid).create_time():.0f}"  # raises NoSuchProcess; elsewhere there is no /proc
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

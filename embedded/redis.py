@@ -16,6 +16,7 @@ from typing import Final
 
 import redis
 
+import settings
 from embedded.home import Home
 from models.errors import CeleriacError
 
@@ -63,9 +64,10 @@ class Redis:
             "bind": HOST,
             "port": str(self.port),
             "requirepass": self.home.secrets["redis"],
-            "dir": f'"{self.data}"',
+            "dir": _quoted(str(self.data)),
             "daemonize": "no",
             "loglevel": "warning",
+            "set-proc-title": "no",  # it would write over the variable by which we find our own
             "databases": "16",
             "tcp-keepalive": "60",
         } | self.configuration
@@ -85,7 +87,7 @@ class Redis:
 
 def find_server() -> Path:
     """The first usable server: CELERIAC_REDIS_SERVER, the wheel's, redis-server or valkey-server on the PATH."""
-    if override := os.environ.get("CELERIAC_REDIS_SERVER"):
+    if override := settings.current().celeriac_redis_server:
         if not os.access(override, os.X_OK):
             raise RedisUnusable(f"CELERIAC_REDIS_SERVER names {override}, which is not a program.")
         candidates: Iterator[Path] = iter([Path(override)])
@@ -112,6 +114,11 @@ def _candidates() -> Iterator[Path]:
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             yield Path(found)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def server_version(server: Path) -> tuple[int, ...]:

@@ -35,9 +35,10 @@ def start_detached(settings: Settings, *, verbose: bool) -> bool:
     """Start a supervisor in a session of its own and return when everything is ready. False if a stack runs already."""
     home = Home(settings.home)
     home.create()
-    if home.is_locked():
+    if not lock_or_find_ready(home):
         return False
     home.ready_file(SUPERVISOR).unlink(missing_ok=True)  # of a supervisor that was killed
+    home.unlock()
     log = home.log_file(SUPERVISOR)
     said_before = log.stat().st_size if log.exists() else 0
     command = [sys.executable, str(ROOT / "manage.py"), "up", "--supervise", *(["-v"] if verbose else [])]
@@ -69,14 +70,31 @@ def stop(settings: Settings) -> list[str]:
     if not home.path.exists():
         return []
     ran = [line.role for line in status(settings) if line.pid]
-    supervisor = Process.read(home.pid_file(SUPERVISOR))
-    if home.is_locked() and supervisor and supervisor.is_alive():
-        supervisor.ask_to_end(signal.SIGTERM)
-        supervisor.wait_or_kill(DOWN_PATIENCE_SECONDS)
-    stop_parts(home)
-    home.pid_file(SUPERVISOR).unlink(missing_ok=True)
-    home.ready_file(SUPERVISOR).unlink(missing_ok=True)
+    deadline = time.monotonic() + 2 * DOWN_PATIENCE_SECONDS
+    while not home.lock():  # only its holder may touch pid files: no supervisor can begin beneath us
+        if time.monotonic() > deadline:
+            raise StartFailed(f"Somebody holds {home.path / 'lock'} and does not end.")
+        supervisor = Process.read(home.pid_file(SUPERVISOR))
+        if supervisor and supervisor.is_alive():
+            supervisor.ask_to_end(signal.SIGTERM)
+            supervisor.ask_to_end(signal.SIGCONT)  # it may have been stopped with Ctrl-Z
+            supervisor.wait_or_kill(DOWN_PATIENCE_SECONDS)
+    try:
+        stop_parts(home)
+        home.pid_file(SUPERVISOR).unlink(missing_ok=True)
+        home.ready_file(SUPERVISOR).unlink(missing_ok=True)
+    finally:
+        home.unlock()
     return ran
+
+
+def lock_or_find_ready(home: Home) -> bool:
+    """Take the lock; while another `up` starts or a `down` stops, wait for what becomes of it. False: a stack runs."""
+    while not home.lock():
+        if home.ready_file(SUPERVISOR).exists():
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def status(settings: Settings) -> list[Status]:
@@ -88,7 +106,7 @@ def status(settings: Settings) -> list[Status]:
         if process is None:
             continue
         alive = process.is_alive()
-        uptime = max(0, int(time.time() - process.started_at)) if alive else None
+        uptime = process.uptime_seconds() if alive else None
         lines.append(Status(role, process.pid if alive else None, "running" if alive else "stopped", uptime))
     return lines
 

@@ -77,7 +77,8 @@ def _parts(
     celery = [*python, "celery", *([] if verbose else ["-q"]), "-A", "tasks"]  # -q: no banner
     quiet_start = ["--without-gossip", "--without-mingle", "-l", level]
     yield Part("worker", [*celery, "worker", "-n", "ingest@%h", "-Q", "ingest", "-c", "2", *quiet_start], shared)
-    yield Part("system", [*celery, "worker", "-n", "system@%h", "-Q", "system", "-c", "1", *quiet_start], shared)
+    system = shared | ({"WORKER_METRICS_PORT": str(port + 1)} if (port := settings.worker_metrics_port) else {})
+    yield Part("system", [*celery, "worker", "-n", "system@%h", "-Q", "system", "-c", "1", *quiet_start], system)
     yield Part(
         "api",
         [
@@ -100,9 +101,12 @@ def _parts(
     yield Part("beat", [*celery, "beat", "-l", level], shared)
 
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy cannot reach our loopback
+
+
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310 - our own address
+        with _direct.open(url, timeout=2) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

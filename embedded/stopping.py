@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from embedded.home import Home
-from embedded.part import clear
+from embedded.part import end_remains
 from embedded.process import Process
 from embedded.roles import RANKS, STOP_SIGNALS
 
@@ -26,8 +26,9 @@ def stop_parts(home: Home, *, hurry: Callable[[], bool] = lambda: False) -> list
         deadline = time.monotonic() + PATIENCE_SECONDS
         for process in alive.values():
             process.wait_or_kill(max(0.1, deadline - time.monotonic()), hurry=hurry)
-        for role in found:
-            clear(home, role)
+        for role in rank:  # also where no pid file says so: the supervisor may have been killed before it wrote one
+            end_remains(home, role)
+            home.pid_file(role).unlink(missing_ok=True)
         stopped += alive
     home.forget_stack()
     return stopped

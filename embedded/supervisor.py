@@ -7,19 +7,14 @@ that ends is started again after a wait that doubles; a part that never becomes 
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Final
 
 from embedded.failures import Interrupted, StartFailed
 from embedded.home import Home
-from embedded.part import Part, Running, clear
-from embedded.process import Process
-from embedded.roles import SUPERVISOR
+from embedded.part import Part, Running, end_remains
+from embedded.signals import Signals
 from embedded.stack import Stack
 from embedded.stopping import stop_parts
 
@@ -33,18 +28,17 @@ Tell = Callable[[str], None]
 class Supervisor:
     """Runs one stack. Call `start`, then `watch` until a signal comes; `stop` is safe at any point."""
 
-    def __init__(self, home: Home, stack: Stack, tell: Tell) -> None:
+    def __init__(self, home: Home, stack: Stack, tell: Tell, signals: Signals) -> None:
         self.home = home
         self.stack = stack
         self.tell = tell
         self.running: dict[str, Running] = {}
-        self.signals = 0
+        self.signals = signals
         self._restart_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
         self._waits: dict[str, float] = {}
 
     def start(self, migrate: Callable[[], None]) -> None:
-        Process.of(os.getpid()).write(self.home.pid_file(SUPERVISOR))
         for part in self.stack.servers:
             self._launch(part)
         self._await_ready(self.stack.servers)
@@ -58,33 +52,19 @@ class Supervisor:
 
     def watch(self) -> None:
         """Until a signal comes: start again what ended."""
-        while not self.signals:
+        while not self.signals.count:
             self._start_again_what_ended(time.monotonic())
             time.sleep(0.1)
 
     def stop(self) -> None:
-        stop_parts(self.home, hurry=lambda: self.signals > 1)
+        stop_parts(self.home, hurry=lambda: self.signals.count > 1)
         for running in self.running.values():
-            running.exit_code()  # reaps it
-        self.home.pid_file(SUPERVISOR).unlink(missing_ok=True)
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """The first signal asks for an orderly stop, a second one for a quick one."""
-
-        def count(_number: int, _frame: FrameType | None) -> None:
-            self.signals += 1
-
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = [signal.signal(number, count) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+            if running.exit_code() is None:  # its pid file was lost
+                running.process.kill()
+                running.popen.wait()
 
     def _launch(self, part: Part) -> None:
-        if self.signals:
+        if self.signals.count:
             raise Interrupted
         try:
             self.running[part.role] = Running(self.home, part)
@@ -97,7 +77,7 @@ class Supervisor:
         deadline = time.monotonic() + START_PATIENCE_SECONDS
         while waiting:
             for role, running in list(waiting.items()):
-                if self.signals:
+                if self.signals.count:
                     raise Interrupted
                 if running.exit_code() is not None:
                     raise StartFailed(f"{role} ended with code {running.exit_code()}:\n{running.last_words()}")
@@ -120,8 +100,12 @@ class Supervisor:
                 self._waits[role] = wait
                 self._restart_at[role] = now + wait
                 self.tell(f"{role} ended with code {code}; starting it again in {wait:.0f} s")
-                clear(self.home, role)
+                end_remains(self.home, role)
             elif now >= self._restart_at[role]:
                 del self._restart_at[role]
-                self._launch(running.part)
+                try:
+                    self._launch(running.part)
+                except StartFailed as error:  # a full disk, say: one part waits, the others go on
+                    self.tell(error.message)
+                    continue
                 self.tell(f"{role} started again, pid {self.running[role].process.pid}")

@@ -26,6 +26,7 @@ CONNECT_ARGS: Final[dict[str, str | int]] = {
     "tcp_user_timeout": 30_000,
 }
 
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _engines: dict[str, Engine] = {}
 
 
@@ -35,6 +36,8 @@ def make_engine(
     """An engine of its own. What the URL's query says (`?connect_timeout=2`) wins over our defaults."""
     address = make_url(url)
     ours: dict[str, str | int] = {"application_name": application_name, **CONNECT_ARGS}
+    if address.host in LOOPBACK:
+        ours["sslmode"] = "prefer"  # PGSSLMODE=require in somebody's shell is about other servers
     if statement_timeout_seconds is not None:
         ours["options"] = f"-c statement_timeout={round(statement_timeout_seconds * 1000)}"
     made = create_engine(

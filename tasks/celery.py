@@ -45,7 +45,7 @@ app.config_from_object("celeryconfig")  # read when it is first needed: importin
 if is_celery_program() and "--help" not in sys.argv:
     with a_sentence_for_whoever_typed():
         _close_flower()
-        assert app.conf.broker_url
+        _ = app.conf.broker_url  # reads the settings now
 
 
 @signals.worker_ready.connect

@@ -1,4 +1,4 @@
-"""How log lines look, in every program of Celeriac: LOG_FORMAT=text for people, json for machines."""
+"""How the log lines of workers and beat look: LOG_FORMAT=text for people, json for machines."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import commands
 from commands.config import configuration_page
 from settings import ROOT
+from tests.servers import Cluster
 
 NAMES = sorted(command.callback.__name__ for command in commands.app.registered_commands if command.callback)
 
@@ -68,6 +69,14 @@ def test_config_shows_no_password() -> None:
     assert "postgresql://me:***@127.0.0.1:1/x" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://me:hunter2@h/d", "postgresql://me:hun@hunter2@h/d", "postgresql://h/d?user=me&password=hunter2"],
+)
+def test_config_masks_passwords_wherever_they_stand(url: str) -> None:
+    assert "hunter2" not in manage("config", "--json", DATABASE_URL=url).stdout
+
+
 def test_the_page_of_the_settings_is_not_stale() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "run `make docs`"
 
@@ -82,6 +91,16 @@ def test_any_python_continues_with_the_projects_own(tmp_path: Path) -> None:
     bare = Path(sys.base_prefix) / "bin" / "python3"
     said = subprocess.run([bare, str(tmp_path / "manage.py"), "ps"], capture_output=True, text=True, check=True)
     assert said.stdout == f"continued with {tmp_path / 'manage.py'} ps\n"
+
+
+def test_a_refusal_of_the_database_is_a_sentence(empty_database: str, postgres: Cluster) -> None:
+    name = empty_database.rpartition("/")[2].partition("?")[0]
+    with postgres.admin.connect() as admin:
+        admin.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    done = manage("migrate", DATABASE_URL=empty_database)
+    assert done.returncode == 1
+    assert "The database refused: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_missing_environment_is_a_sentence(tmp_path: Path) -> None:

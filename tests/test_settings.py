@@ -154,7 +154,13 @@ def test_a_relative_home_is_relative_to_the_project(monkeypatch: pytest.MonkeyPa
     assert Settings().home == settings.ROOT / "elsewhere"
 
 
-def test_a_damaged_file_of_the_home_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "stack.json").write_text("{")
+def test_an_empty_home_means_the_default_and_not_the_project_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERIAC_HOME", "")
+    assert Settings().home == settings.ROOT / ".celeriac"
+
+
+@pytest.mark.parametrize("content", ["{", "null", "[1]"])
+def test_a_damaged_file_of_the_home_is_a_sentence(content: str, tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text(content)
     with pytest.raises(SettingsError, match="damaged"):
         _ = current().stack

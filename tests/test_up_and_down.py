@@ -34,7 +34,9 @@ class Newcomer:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.environment = dict(os.environ) | {"CELERIAC_HOME": str(home)}
+        # what is set in many a shell, and is about other servers than ours
+        others = {"http_proxy": "http://127.0.0.1:9", "PGSSLMODE": "require"}
+        self.environment = dict(os.environ) | others | {"CELERIAC_HOME": str(home)}
 
     def manage(self, *arguments: str, code: int = 0, variables: dict[str, str] | None = None) -> str:
         done = subprocess.run(
@@ -62,7 +64,7 @@ class Newcomer:
         for process in psutil.process_iter():
             try:
                 if process.environ().get("CELERIAC_HOME") == str(self.home) and process.pid != os.getpid():
-                    found.append(Process(process.pid, process.create_time()))
+                    found.append(Process.of(process.pid))
             except psutil.Error:
                 continue
         return found
@@ -251,6 +253,22 @@ def test_a_server_that_does_not_answer_is_one_sentence_and_nothing_is_left_runni
     assert "hunter2" not in said
     assert len(said.strip().splitlines()) == 1
     assert unlucky.families() == []
+
+
+@pytest.mark.slow
+def test_an_up_during_a_down_waits_for_its_end_and_a_copied_home_stops_nothing(newcomer: Newcomer) -> None:
+    newcomer.manage("up", "-d")
+    before = newcomer.pids()
+    copy = Newcomer(newcomer.home.parent / "copy")
+    shutil.copytree(newcomer.home, copy.home)
+    assert "No stack runs" in copy.manage("down")
+    assert newcomer.pids() == before
+    with subprocess.Popen([sys.executable, str(ROOT / "manage.py"), "down"], env=newcomer.environment) as down:
+        wait_until(lambda: not (newcomer.home / "run" / "supervisor.ready").exists(), "the stack begins to stop")
+        assert "Celeriac runs" in newcomer.manage("up", "-d")
+        assert down.wait(60) == 0
+    assert newcomer.pids().keys() == {"supervisor", *ROLES}
+    newcomer.manage("down")
 
 
 @pytest.mark.slow

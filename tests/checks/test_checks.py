@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,3 +183,34 @@ def test_check_prints_json_and_fails_on_a_fail(stack: ServersOfTests) -> None:
     findings = json.loads(done.stdout)
     assert done.returncode == 1
     assert {"name": "workers", "level": "fail"}.items() <= next(f for f in findings if f["name"] == "workers").items()
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("broker", ["", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1//"])
+def test_the_doctor_never_faints(
+    broker: str, stack: ServersOfTests, empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty database and a broker that is away: exactly when a doctor is needed."""
+    stack.home.write_stack({**stack.addresses, "DATABASE_URL": empty_database})
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), "check", "--json"],
+        env=os.environ | {"BROKER_URL": broker},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    levels = {finding["name"]: finding["level"] for finding in json.loads(done.stdout)}
+    assert levels["schema"] == "fail"
+    assert levels["receipts.appendonly"] == "ok"
+    assert levels["broker" if broker else "broker.version"] == ("fail" if broker else "ok")
+
+
+def test_a_replica_is_no_place_for_receipts(stack: ServersOfTests) -> None:
+    with redis.Redis.from_url(settings.current().redis_url) as client:
+        client.replicaof("127.0.0.1", 1)
+        try:
+            assert "receipts.role" in bad(servers.check_receipts(settings.current()))
+        finally:
+            client.replicaof("NO", "ONE")

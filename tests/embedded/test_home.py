@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import stat
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from embedded.home import Home, HomeUnusable
+from embedded.process import Process
 
 
 @pytest.fixture
@@ -43,7 +46,6 @@ def test_secrets_are_made_once_and_differ_between_homes(fresh: Home, tmp_path: P
 def test_two_supervisors_cannot_have_one_home(fresh: Home) -> None:
     assert fresh.lock()
     rival = Home(fresh.path)
-    assert rival.is_locked()
     assert not rival.lock()
     fresh.unlock()
     assert rival.lock()
@@ -79,3 +81,27 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(place: str, tmp_path: Path) 
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(HomeUnusable, match="cannot be used"):
         Home(tmp_path / place).create()
+
+
+def test_a_copy_of_a_home_says_nothing_of_the_stack_of_the_original(fresh: Home, tmp_path: Path) -> None:
+    fresh.write_stack({"API_URL": "http://here"})
+    Process.of(os.getpid()).write(fresh.pid_file("worker"))
+    assert fresh.stack == {"API_URL": "http://here"}
+    copy = Home(tmp_path / "copy")
+    shutil.copytree(fresh.path, copy.path)
+    assert copy.stack == {}
+    assert Process.read(copy.pid_file("worker")) is None
+    assert Process.read(fresh.pid_file("worker")) is not None
+
+
+def test_somebodys_folder_is_not_taken_for_a_home_by_mistake(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    tmp_path.chmod(0o755)
+    with pytest.raises(HomeUnusable, match="has other things in it"):
+        Home(tmp_path).create()
+    assert mode(tmp_path) == 0o755
+
+
+def test_a_damaged_memory_of_ports_is_forgotten(fresh: Home) -> None:
+    (fresh.path / "ports.json").write_text('{"api": "x"}')
+    assert fresh.ports({"api": 0}, wished={})["api"] > 0

@@ -26,7 +26,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_reused_pid_is_never_taken_for_ours(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     path = tmp_path / "pid"
-    Process(sleeper.pid, Process.of(sleeper.pid).started_at - 100).write(path)
+    Process(sleeper.pid, "another-boot:1").write(path)
     stale = Process.read(path)
     assert stale is not None
     assert not stale.is_alive()

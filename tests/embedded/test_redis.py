@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
+import settings
 from embedded.redis import RedisUnusable, find_server
 from tests.servers import ServersOfTests
 
@@ -31,6 +33,13 @@ def test_both_need_the_generated_password(servers: ServersOfTests) -> None:
         url = servers.addresses[variable].replace(servers.home.secrets["redis"], "guess")
         with redis.Redis.from_url(url) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_settings() -> Iterator[None]:
+    settings.current.cache_clear()
+    yield
+    settings.current.cache_clear()
 
 
 def program(path: Path, says: str) -> Path:
@@ -62,7 +71,9 @@ def test_a_platform_without_any_redis_gets_a_hint(tmp_path: Path) -> None:
 def test_a_server_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     named = program(tmp_path / "my-redis", "Redis server v=7.4.1 sha=0 bits=64")
     monkeypatch.setenv("CELERIAC_REDIS_SERVER", str(named))
+    settings.current.cache_clear()
     assert find_server() == named
     monkeypatch.setenv("CELERIAC_REDIS_SERVER", str(tmp_path / "missing"))
+    settings.current.cache_clear()
     with pytest.raises(RedisUnusable, match="not a program"):
         find_server()

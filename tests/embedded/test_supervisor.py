@@ -17,7 +17,7 @@ from embedded.failures import Interrupted, StartFailed
 from embedded.home import Home
 from embedded.part import Part
 from embedded.process import Process
-from embedded.roles import SUPERVISOR
+from embedded.signals import Signals
 from embedded.stack import Stack
 from embedded.stopping import stop_parts
 from embedded.supervisor import Supervisor
@@ -44,7 +44,7 @@ def told() -> list[str]:
 
 
 def supervisor(home: Home, told: list[str], *parts: Part, servers: tuple[Part, ...] = ()) -> Supervisor:
-    return Supervisor(home, Stack(list(servers), list(parts), {"API_URL": "http://here"}), told.append)
+    return Supervisor(home, Stack(list(servers), list(parts), {"API_URL": "http://here"}), told.append, Signals())
 
 
 def pids(home: Home) -> dict[str, int]:
@@ -55,8 +55,8 @@ def test_servers_come_first_then_the_schema_then_the_parts(fresh: Home, told: li
     running = supervisor(fresh, told, part("worker"), servers=(part("postgres"),))
     seen: dict[str, int] = {}
     running.start(migrate=lambda: seen.update(pids(fresh)))
-    assert seen.keys() == {SUPERVISOR, "postgres"}
-    assert pids(fresh).keys() == {SUPERVISOR, "postgres", "worker"}
+    assert seen.keys() == {"postgres"}
+    assert pids(fresh).keys() == {"postgres", "worker"}
     assert fresh.stack == {"API_URL": "http://here"}
     running.stop()
 
@@ -92,7 +92,7 @@ def test_a_missing_program_is_a_sentence(fresh: Home, told: list[str]) -> None:
 
 def test_a_signal_during_the_start_stops_it(fresh: Home, told: list[str]) -> None:
     interrupted = supervisor(fresh, told, part("worker", "import time; time.sleep(60)"))
-    with interrupted.listening():
+    with interrupted.signals:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(Interrupted):
             interrupted.start(migrate=lambda: None)
@@ -112,7 +112,7 @@ def test_a_part_that_dies_is_started_again_with_a_growing_wait(fresh: Home, told
         steady._start_again_what_ended(now)
         assert told[-1] == f"worker ended with code -9; starting it again in {wait} s"
         steady._start_again_what_ended(now + wait - 0.1)
-        assert "worker" not in pids(fresh)
+        assert pids(fresh)["worker"] == victim  # still named, so that `ps` shows it as stopped
         steady._start_again_what_ended(now + wait)
         assert pids(fresh)["worker"] != victim
     assert pids(fresh)["beat"] == before["beat"]
@@ -155,3 +155,49 @@ def test_work_stops_before_the_servers_it_needs(fresh: Home, told: list[str], tm
     running.start(migrate=lambda: None)
     running.stop()
     assert order.read_text().split() == ["beat", "worker", "postgres"]
+
+
+def test_a_part_whose_pid_file_was_lost_is_stopped_all_the_same(fresh: Home, told: list[str]) -> None:
+    running = supervisor(fresh, told, part("worker"))
+    running.start(migrate=lambda: None)
+    worker = running.running["worker"].process
+    fresh.pid_file("worker").unlink()
+    running.stop()
+    assert not worker.is_alive()
+
+
+def test_a_part_that_cannot_be_started_again_waits_and_the_others_go_on(
+    fresh: Home, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady = supervisor(fresh, told, part("worker"), part("beat"))
+    steady.start(migrate=lambda: None)
+    now = time.monotonic()
+    os.kill(pids(fresh)["worker"], signal.SIGKILL)
+    wait_until(lambda: steady.running["worker"].exit_code() is not None, "the part ends")
+    steady._start_again_what_ended(now)
+
+    def disk_is_full(_home: Home, _part: Part) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "Running", disk_is_full)
+    steady._start_again_what_ended(now + 1)
+    assert told[-1] == "worker could not be started: No space left on device."
+    assert steady.running["beat"].exit_code() is None
+    monkeypatch.undo()
+    steady._start_again_what_ended(now + 2)
+    steady._start_again_what_ended(now + 60)
+    assert told[-1].startswith("worker started again")
+    steady.stop()
+
+
+def test_a_part_whose_pid_cannot_be_written_down_does_not_run_on(
+    fresh: Home, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk_is_full(_self: Process, _path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Process, "write", disk_is_full)
+    failing = supervisor(fresh, told, part("worker"))
+    with pytest.raises(StartFailed, match="No space left"):
+        failing.start(migrate=lambda: None)
+    assert Process.marked("CELERIAC_READY_FILE", str(fresh.ready_file("worker"))) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, make_url
 
 from models.engine import make_engine
 from tests.outbox.table import OutboxTable
@@ -17,7 +17,9 @@ from tests.servers import Cluster
 
 @pytest.fixture(scope="session")
 def engine_of_outbox(each_postgres: Cluster) -> Iterator[Engine]:
-    engine = make_engine(each_postgres.url(each_postgres.migrated), pool_size=10)
+    """Its connections do not wait for locks without end: where a statement should not wait, it fails soon."""
+    url = make_url(each_postgres.url(each_postgres.migrated)).update_query_dict({"options": "-c lock_timeout=5s"})
+    engine = make_engine(url.render_as_string(hide_password=False), pool_size=10)
     yield engine
     engine.dispose()
 
@@ -37,5 +39,4 @@ def db(outbox: OutboxTable) -> Connection:
 
 @pytest.fixture
 def other(outbox: OutboxTable) -> Connection:
-    """A second connection. Where it should not wait, it fails soon instead."""
-    return outbox.connect(lock_timeout="2s")
+    return outbox.connect()

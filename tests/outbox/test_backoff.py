@@ -6,7 +6,7 @@ import random
 from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outbox.backoff import backoff_ms
@@ -71,6 +71,7 @@ def test_a_failure_that_was_not_counted_waits_like_the_first() -> None:
     assert default(0) == default(-1) == default(1)
 
 
+@settings(derandomize=True, database=None)
 @given(
     attempt=st.integers(1, 200),
     base_ms=st.integers(0, 10**7),

@@ -227,10 +227,10 @@ def test_the_newest_sent_event_with_that_payload_is_the_duplicate(outbox: Outbox
 
 
 def test_of_two_sent_at_once_the_later_event_is_the_duplicate(outbox: OutboxTable) -> None:
-    sent = {"status": "SENT", "payload_sha": "s", "sent_at": outbox.now()}
-    _, later = outbox.add(**sent), outbox.add(external_id=None, **sent)
+    at = outbox.now()
+    later = outbox.add_many(3, status="SENT", payload_sha="s", sent_at=at)[-1]
     with Session(outbox.engine) as session:
-        assert check_dedup(session, "d", "s") == SentDuplicate(later, None, sent["sent_at"])
+        assert check_dedup(session, "d", "s") == SentDuplicate(later, None, at)
 
 
 def test_a_whole_batch_is_looked_up_at_once(outbox: OutboxTable, db: Connection) -> None:
