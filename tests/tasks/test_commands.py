@@ -98,7 +98,7 @@ def test_beat_rings_the_system_queue_with_ticks_that_expire_and_leaves_no_file(
 ) -> None:
     beat = beats[name]
     message = _first_message("system", beat)
-    assert message.headers["task"] == "tasks.beat_seen"
+    assert message.headers["task"] in {"tasks.beat_seen", "outbox.relay"}
     assert 0 < datetime.fromisoformat(message.headers["expires"]).timestamp() - time.time() <= 5
     beat.stop()
     assert beat.popen.returncode == 0
