@@ -18,7 +18,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Secre
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ROOT: Final = Path(__file__).resolve().parent
-FOLDER: Final = "FOLDER"  # the inode of the home that a stack.json belongs to
+MARK: Final = "MARK"  # the key in stack.json that says which folder and boot it belongs to
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
 
 
@@ -293,9 +293,15 @@ def variables(field: str) -> tuple[str, ...]:
 
 
 def read_stack(home: Path) -> dict[str, str]:
-    """The addresses of the stack that runs in this folder. A copy of the folder has none."""
+    """The addresses of the stack that runs in this folder. A copy of the folder has none, nor has one after a reboot."""
     found = read_json(home / "stack.json")
-    return found if found and found.pop(FOLDER, None) in (None, str(home.stat().st_ino)) else {}
+    return found if found and found.pop(MARK, None) in (None, mark_of(home)) else {}
+
+
+def mark_of(home: Path) -> str:
+    """What tells a running stack's folder from its copies and from itself before the machine was started again."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{home.stat().st_ino}@{boot.read_text().strip() if boot.exists() else ''}"
 
 
 def read_json(path: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from models.errors import CeleriacError
-from settings import FOLDER, read_json, read_stack
+from settings import MARK, mark_of, read_json, read_stack
 
 SECRET_NAMES: Final = ("postgres", "postgres_superuser", "redis", "flower")
 
@@ -90,7 +90,7 @@ class Home:
         return read_stack(self.path)
 
     def write_stack(self, addresses: Mapping[str, str]) -> None:
-        self._write("stack.json", {**addresses, FOLDER: str(self.path.stat().st_ino)})
+        self._write("stack.json", {**addresses, MARK: mark_of(self.path)})
 
     def forget_stack(self) -> None:
         (self.path / "stack.json").unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -92,6 +93,14 @@ def test_a_copy_of_a_home_says_nothing_of_the_stack_of_the_original(fresh: Home,
     assert copy.stack == {}
     assert Process.read(copy.pid_file("worker")) is None
     assert Process.read(fresh.pid_file("worker")) is not None
+
+
+def test_a_stack_from_before_the_machine_was_started_again_does_not_run(fresh: Home) -> None:
+    fresh.write_stack({"API_URL": "http://here"})
+    path = fresh.path / "stack.json"
+    boot = json.loads(path.read_text())["MARK"].partition("@")[2]
+    path.write_text(path.read_text().replace(boot, "an-earlier-boot") if boot else "{}")
+    assert fresh.stack == {}
 
 
 def test_somebodys_folder_is_not_taken_for_a_home_by_mistake(tmp_path: Path) -> None:
