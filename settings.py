@@ -170,6 +170,9 @@ class Settings(BaseSettings):
         "INGEST_KAFKA_PUBLISH_INTERVAL_MS",
         ge=50,
     )
+    outbox_destinations: dict[str, str] = knob(
+        {}, 'addresses by name, as JSON: {"orders": "redis-stream://:password@host:6379/0?stream=orders"}'
+    )
     outbox_sent_retention_hours: int = knob(72, "how long SENT events are kept, and duplicates recognised", ge=1)
 
     # Kafka
@@ -293,7 +296,7 @@ def variables(field: str) -> tuple[str, ...]:
 
 
 def read_stack(home: Path) -> dict[str, str]:
-    """The addresses of the stack that runs in this folder. A copy of the folder has none, nor has one after a reboot."""
+    """The addresses of the stack that runs in this folder. A copy of the folder has none, nor after a reboot."""
     found = read_json(home / "stack.json")
     return found if found and found.pop(MARK, None) in (None, mark_of(home)) else {}
 

@@ -83,11 +83,13 @@ def _values() -> Iterator[tuple[str, str, str]]:
 def _masked(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_masked(part)}" for name, part in value.items())
     without_login = re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", str(value))
     return re.sub(r"(?i)((?:password|passwd|secret|token|key)=)[^&]*", r"\1***", without_login)
 
 
 def _shown(default: Any) -> str:
-    if isinstance(default, SecretStr) or default in ("", (), None):
+    if isinstance(default, SecretStr) or default in ("", (), None, {}):
         return "empty"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"

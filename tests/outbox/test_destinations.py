@@ -1,0 +1,52 @@
+"""A row names a destination, never an address; an address that cannot be used is a sentence without its password."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+import settings
+from outbox.destinations import UnknownDestination, open_destination
+from outbox.relay import Relay
+from tests.outbox.ledger import insert, rows
+from tests.servers import ServersOfTests
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, **addresses: str) -> settings.Settings:
+    monkeypatch.setenv("OUTBOX_DESTINATIONS", json.dumps(addresses))
+    settings.current.cache_clear()
+    return settings.current()
+
+
+def test_an_event_reaches_a_configured_stream(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = stack.addresses["REDIS_URL"].replace("redis://", "redis-stream://")
+    relay = Relay.of(configure(monkeypatch, orders=f"{url}?stream=shop:orders&dedup=1"))
+    insert("orders", 3, payload_sha="same")
+    insert("orders", 1, payload_sha="other")
+    insert("redis-stream://127.0.0.1:1/0?stream=x")
+    ticked = relay.tick()
+    relay.close()
+    assert ticked.dead == 1  # an address in a row is the name of nothing
+    with redis.Redis.from_url(stack.addresses["REDIS_URL"], decode_responses=True) as client:
+        entries = [entry_id for entry_id, _ in client.xrange("shop:orders")]
+    sent = rows("external_id", "destination = 'orders'")
+    assert {external_id for (external_id,) in sent} <= set(entries)
+    assert {status for status, _ in rows(where="destination = 'orders'")} == {"SENT"}
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("redis-stream://:hunter2@h/0", "names no stream"),
+        ("gopher://:hunter2@h/0", "which no publisher knows"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_a_sentence_without_its_password(
+    address: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnknownDestination, match=reason) as refused:
+        open_destination("crm", configure(monkeypatch, crm=address))
+    assert "hunter2" not in str(refused.value)
+    settings.current.cache_clear()
