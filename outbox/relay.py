@@ -30,7 +30,7 @@ from outbox.circuit import Circuits
 from outbox.destinations import Destination, UnknownDestination, open_destination
 from outbox.flush import Flush
 from outbox.lease import ClaimedEvent, claim_outbox, release_lease_many
-from outbox.publishers.contract import DestinationDown
+from outbox.publishers.contract import DestinationDown, Failed
 from outbox.statements import DESTINATIONS
 from settings import Settings
 
@@ -109,19 +109,20 @@ class Relay:
             while time.monotonic() < deadline:
                 allowed = self.circuits.allows(name)
                 limit = self.settings.outbox_publish_batch_size if allowed is None else allowed
-                lease_seconds = self.settings.outbox_lease_seconds
-                claimed_at = time.monotonic()
-                events = limit and claim_outbox(
-                    connection, self.worker_id, limit, lease_seconds, only=[name], after=floor
-                )
-                if not events and floor == 0:
+                if limit == 0:
                     break
-                if not events:
+                claimed_at = time.monotonic()
+                events = claim_outbox(
+                    connection, self.worker_id, limit, self.settings.outbox_lease_seconds, only=[name], after=floor
+                )
+                if events:
+                    failpoint("relay.after_claim")
+                    floor = max(event.id for event in events)
+                    done += self._publish(name, events, flush, claimed_at)
+                elif floor:
                     floor = 0  # ids do not become visible in their order: look once more from the start
-                    continue
-                failpoint("relay.after_claim")
-                floor = max(event.id for event in events)
-                done += self._publish(name, events, flush, claimed_at)
+                else:
+                    break
         return done
 
     def _publish(self, name: str, events: Sequence[ClaimedEvent], flush: Flush, claimed_at: float) -> Ticked:
@@ -138,6 +139,9 @@ class Relay:
             results = destination.publisher.publish(fresh)
         except DestinationDown as error:
             return self._nobody_answered(name, destination, fresh, flush, error)
+        except Exception as error:  # against the contract; without an attempt it would come back for ever
+            logger.exception("the publisher of %s is broken", name)
+            results = [Failed(f"{type(error).__name__}: {error}")] * len(fresh)
         failpoint("relay.after_publish")
         if self.circuits.answered(name):
             logger.warning("%s answers again", name)

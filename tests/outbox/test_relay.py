@@ -139,6 +139,21 @@ def test_a_refusal_is_dead_without_another_attempt(relay: Relay, stack: ServersO
     assert audits() == {"outbox_flush_dead": 5, "outbox_flush_success": 5}
 
 
+def test_a_publisher_that_breaks_its_contract_burns_attempts_and_holds_up_nobody(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    def break_down(_event: ClaimedEvent) -> Result:
+        raise KeyError("a bug")
+
+    scripted(relay, "broken", break_down)
+    scripted(relay, "hook", lambda _event: Sent())
+    insert("broken")
+    insert("hook")
+    ticked = relay.tick()
+    assert (ticked.sent, ticked.failed) == (1, 1)
+    assert rows("status, attempt_count, last_error")[0] == ("RETRYING", 1, "KeyError: 'a bug'")
+
+
 def test_the_same_payload_is_not_sent_twice_to_a_destination_that_asks_for_that(
     relay: Relay, stack: ServersOfTests
 ) -> None:
