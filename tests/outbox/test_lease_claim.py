@@ -240,4 +240,5 @@ def test_a_whole_batch_is_looked_up_at_once(outbox: OutboxTable, db: Connection)
     ids = {pair: outbox.add(pair[0], payload_sha=pair[1], status="SENT", sent_at=at) for pair in sent}
     outbox.add("a", status="SENT", sent_at=at)  # without a sha: nobody's duplicate
     assert check_dedup_many(db, [*wanted, ("a", "s1")]) == {p: SentDuplicate(i, None, at) for p, i in ids.items()}
+    assert check_dedup_many(db, [("b", "s2")]) == {}  # sent, but to another
     assert check_dedup_many(db, []) == {}
