@@ -30,7 +30,7 @@ from outbox.circuit import Circuits
 from outbox.destinations import Destination, UnknownDestination, open_destination
 from outbox.flush import Flush
 from outbox.lease import ClaimedEvent, release_lease_many
-from outbox.publishers.contract import DestinationDown
+from outbox.publishers.contract import DestinationDown, Result
 
 logger = logging.getLogger(__name__)
 
@@ -123,27 +123,36 @@ class Submitter:
                 self._publish(name, events)
 
     def _publish(self, name: str, events: Sequence[ClaimedEvent]) -> None:
+        started_at = time.monotonic()
+        results = self._results(name, events)
         with self._engine.connect() as connection:
-            flush = Flush(connection, self.settings, self.worker_id)
-            started_at = time.monotonic()
-            try:
-                if name not in self._destinations:
-                    self._destinations[name] = open_destination(name, self.settings)
-                destination = self._destinations[name]
-                if destination.dedup or destination.publisher.is_slow:
-                    raise UnknownDestination  # the relay looks for duplicates, and has time
-                results = destination.publisher.publish(events)
-            except (DestinationDown, UnknownDestination) as error:
-                if isinstance(error, DestinationDown):
-                    self.circuits.failed(name)
+            if results is None:
                 ids = [event.id for event in events]
                 release_lease_many(connection, ids, self.worker_id, lease_token=self.lease_token)
                 connection.commit()
                 return
-            self.circuits.answered(name)
             failpoint("submitter.after_publish")
+            flush = Flush(connection, self.settings, self.worker_id)
             outcomes = list(zip(events, results, strict=True))
-            flush.settle(outcomes, seconds=time.monotonic() - started_at, quietly=destination.is_ring)
+            is_ring = self._destinations[name].is_ring
+            flush.settle(outcomes, seconds=time.monotonic() - started_at, quietly=is_ring)
+
+    def _results(self, name: str, events: Sequence[ClaimedEvent]) -> Sequence[Result] | None:
+        """None: the relay's business, which buries unknown destinations, looks for duplicates, and has time."""
+        try:
+            if name not in self._destinations:
+                self._destinations[name] = open_destination(name, self.settings)
+            destination = self._destinations[name]
+            if destination.dedup or destination.publisher.is_slow:
+                return None
+            results = destination.publisher.publish(events)
+        except UnknownDestination:
+            return None
+        except DestinationDown:
+            self.circuits.failed(name)
+            return None
+        self.circuits.answered(name)
+        return results
 
 
 class _OfThisProcess:
