@@ -43,7 +43,7 @@ class Flush:
     def settle(
         self, outcomes: Sequence[tuple[ClaimedEvent, Result]], *, seconds: float, quietly: bool
     ) -> tuple[int, int, int]:
-        """Returns how many are sent, failed and dead. `quietly`: successes are counted, not audited."""
+        """Returns how many were written down as sent, failed and dead. `quietly`: successes are not audited."""
         sent: dict[int, str | None] = {}
         retries: dict[int, tuple[str, float]] = {}
         dead: dict[int, str] = {}
@@ -58,15 +58,19 @@ class Flush:
                 case Failed(error, retry_after):
                     retries[event.id] = (error, self._wait_ms(event, retry_after))
         events = [event for event, _ in outcomes]
-        self._ack(sent, events, audited=not quietly)
+        acked = self._ack(sent, events)
+        audit.count(FlushCode.SUCCESS, len(acked))
+        if not quietly:
+            details: dict[int | None, str] = {id_: sent[id_] or "" for id_ in acked}
+            audit.write(self.connection, FlushCode.SUCCESS, details, worker_id=self.worker_id)
         failpoint("relay.in_settle")
         failed = self._retry(retries, events)
         buried = self._bury(dead, events)
-        if sent:
-            self._measure_delays(events, sent)
+        if acked:
+            self._measure_delays(events, acked)
         self.connection.commit()
-        _measure(seconds, success=len(sent), failure=failed, dead=buried)
-        return len(sent), failed, buried
+        _measure(seconds, success=len(acked), failure=failed, dead=buried)
+        return len(acked), failed, buried
 
     def dead(self, errors: Mapping[int, str], events: Sequence[ClaimedEvent]) -> int:
         buried = self._bury(errors, events)
@@ -97,10 +101,10 @@ class Flush:
             event.id: found[key] for event in events if (key := (event.destination, event.payload_sha or "")) in found
         }
         if hits:
-            self._ack({id_: hit.external_id for id_, hit in hits.items()}, events, audited=False)
-            details: dict[int | None, str] = {id_: f"same payload as {hit.id}" for id_, hit in hits.items()}
+            acked = self._ack({id_: hit.external_id for id_, hit in hits.items()}, events)
+            details: dict[int | None, str] = {id_: f"same payload as {hits[id_].id}" for id_ in acked}
             audit.write(self.connection, FlushCode.DEDUP_HIT, details, worker_id=self.worker_id)
-            audit.count(FlushCode.DEDUP_HIT, len(hits))
+            audit.count(FlushCode.DEDUP_HIT, len(acked))
         self.connection.commit()
         return [event for event in events if event.id not in hits]
 
@@ -119,15 +123,13 @@ class Flush:
         self.connection.execute(HASTEN, {"destination": destination, "prefix": f"{UNREACHABLE}%"})
         self.connection.commit()
 
-    def _ack(self, sent: Mapping[int, str | None], events: Sequence[ClaimedEvent], *, audited: bool) -> None:
+    def _ack(self, sent: Mapping[int, str | None], events: Sequence[ClaimedEvent]) -> set[int]:
+        """The ids that are SENT now; for the others the lease was lost."""
         if not sent:
-            return
-        done = ack_sent_many(self.connection, sent, self.worker_id, lease_token=events[0].lease_token)
-        self._conflicts(set(sent) - done, "ack")
-        audit.count(FlushCode.SUCCESS, len(done))
-        if audited:
-            details: dict[int | None, str] = {id_: sent[id_] or "" for id_ in done}
-            audit.write(self.connection, FlushCode.SUCCESS, details, worker_id=self.worker_id)
+            return set()
+        acked = ack_sent_many(self.connection, sent, self.worker_id, lease_token=events[0].lease_token)
+        self._conflicts(set(sent) - acked, "ack")
+        return acked
 
     def _retry(self, failures: Mapping[int, tuple[str, float]], events: Sequence[ClaimedEvent]) -> int:
         if not failures:
@@ -165,10 +167,10 @@ class Flush:
         asked = min((retry_after_seconds or 0) * 1000, self.settings.outbox_retry_max_backoff_ms)
         return max(wait, asked)
 
-    def _measure_delays(self, events: Sequence[ClaimedEvent], sent: Mapping[int, str | None]) -> None:
+    def _measure_delays(self, events: Sequence[ClaimedEvent], acked: set[int]) -> None:
         now: datetime = self.connection.execute(NOW).scalar_one()
         for event in events:
-            if event.id in sent:
+            if event.id in acked:
                 metrics.OUTBOX_PUBLISH_DELAY_SECONDS.observe((now - event.waiting_since).total_seconds())
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import Connection, event, text
 
+import metrics
 import settings
 from models.engine import engine, make_engine
 from outbox.circuit import Circuits
@@ -51,6 +52,13 @@ class Scripted:
 
     def close(self) -> None:
         pass
+
+
+def flushed() -> Counter[str]:
+    """What `outbox_flush_total` says, by code."""
+    (family,) = metrics.OUTBOX_FLUSH_TOTAL.collect()
+    samples = [sample for sample in family.samples if sample.name.endswith("_total")]
+    return Counter({sample.labels["code"]: int(sample.value) for sample in samples})
 
 
 def scripted(relay: Relay, name: str, answer: Callable[[ClaimedEvent], Result], **how: bool) -> Scripted:
@@ -162,7 +170,9 @@ def test_the_same_payload_is_not_sent_twice_to_a_destination_that_asks_for_that(
     relay.tick()
     insert("hook", 2, payload_sha="same")
     insert("hook", payload_sha="other")
+    before = flushed()
     relay.tick()
+    assert flushed() - before == {"outbox_flush_dedup_hit": 2, "outbox_flush_success": 1}
     assert len(publisher.got) == 2
     assert [row[0] for row in rows("external_id", "payload_sha = 'same'")] == [f"their {first[0]}"] * 3
     assert audits()["outbox_flush_dedup_hit"] == 2
@@ -177,7 +187,9 @@ def test_a_relay_that_slept_past_its_lease_writes_nothing_but_an_audit(relay: Re
 
     scripted(relay, "hook", sleep_while_another_takes_over)
     insert("hook")
-    relay.tick(budget_seconds=0.1)
+    before = flushed()
+    assert relay.tick(budget_seconds=0.1).sent == 0  # nor is it counted as sent
+    assert flushed() - before == {"outbox_flush_conflict": 1}
     assert rows("status, locked_by, external_id") == [("NEW", "the other one", None)]
     assert audits() == {"outbox_flush_conflict": 1}
     with engine().begin() as connection:
