@@ -25,7 +25,7 @@ from outbox.lease import (
     release_lease_many,
     renew_lease_many,
 )
-from outbox.publishers.contract import Failed, Refused, Result, Sent
+from outbox.publishers.contract import Failed, NotTried, Refused, Result, Sent
 from outbox.statements import HASTEN, NOW
 from settings import Settings
 
@@ -47,8 +47,11 @@ class Flush:
         sent: dict[int, str | None] = {}
         retries: dict[int, tuple[str, float]] = {}
         dead: dict[int, str] = {}
+        untried: list[int] = []
         for event, result in outcomes:
             match result:
+                case NotTried():
+                    untried.append(event.id)
                 case Sent(external_id):
                     sent[event.id] = external_id
                 case Refused(error):
@@ -66,6 +69,7 @@ class Flush:
         failpoint("relay.in_settle")
         failed = self._retry(retries, events)
         buried = self._bury(dead, events)
+        self._give_back(untried, events)
         if acked:
             self._measure_delays(events, acked)
         self.connection.commit()
@@ -152,6 +156,11 @@ class Flush:
         audit.write(self.connection, FlushCode.DEAD, details, worker_id=self.worker_id)
         audit.count(FlushCode.DEAD, len(done))
         return len(done)
+
+    def _give_back(self, ids: Sequence[int], events: Sequence[ClaimedEvent]) -> None:
+        if ids:
+            released = release_lease_many(self.connection, ids, self.worker_id, lease_token=events[0].lease_token)
+            self._conflicts(set(ids) - released, "release")
 
     def _conflicts(self, lost: set[int], during: str) -> None:
         audit.write_conflicts(self.connection, sorted(lost), during, worker_id=self.worker_id)

@@ -1,8 +1,10 @@
 """What a publisher promises. `tests/outbox/publishers/` holds every publisher to it.
 
-`publish` gets events of one destination, in the order in which they should arrive, and returns one result for each, in
-the same order. `Sent` only after the destination has confirmed. It returns within its own time limits, and raises
-nothing but `DestinationDown`: nobody answered, what has arrived is not known, and all of it may be sent again.
+`publish` gets events of one destination and returns one result for each, in the same order. `Sent` only after the
+destination has confirmed. It returns within its own time limits, well below a lease (what it did not get to is
+`NotTried`), and raises nothing but `DestinationDown`: nobody answered, what has arrived is not known, and all of it may
+be sent again. Events need not arrive in the order of the batch: those that must wait for each other have an
+`ordering_key`, and a batch holds one of them at most (P20).
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ class Refused:
     error: str
 
 
-Result = Sent | Failed | Refused
+@dataclass(frozen=True, slots=True)
+class NotTried:
+    """The time was over before its turn: it is given back as it was."""
+
+
+Result = Sent | Failed | Refused | NotTried
 
 
 class DestinationDown(CeleriacError):
