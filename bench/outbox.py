@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import psycopg2
@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql.psycopg2 import dialect
 
 import outbox
 from models.engine import make_engine, sessions
+from outbox.lease import NO_FLOOR
 from outbox.relay import Relay
 from outbox.statements import ACK, CLAIM_GIVEN
 from settings import Settings
@@ -110,7 +111,7 @@ def _bare(settings: Settings, app: Celery) -> None:
     with _raw(settings) as connection, connection.cursor() as cursor, app.producer_pool.acquire() as producer:
         while True:
             values = {"worker_id": "bare", "limit": BATCH, "lease_seconds": 60, "lease_token": str(uuid.uuid4())}
-            cursor.execute(claim, values | {"only": [RING], "without": [], "after": 0})
+            cursor.execute(claim, values | {"only": [RING], "without": [], **asdict(NO_FLOOR)})
             rows = cursor.fetchall()
             connection.commit()
             if not rows:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, text
+from sqlalchemy import BigInteger, CheckConstraint, Connection, Identity, Index, Table, Text, event, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import HOT, Base, Json, JsonObject, Stamp, status_check
@@ -34,15 +35,29 @@ class OutboxEvent(Base):
             "destination",
             text("coalesce(next_retry_at, '-infinity')"),
             "id",
-            postgresql_where=text("status IN ('NEW', 'RETRYING')"),
+            postgresql_where=text("status IN ('NEW', 'RETRYING') AND ordering_key IS NULL"),
         ),
-        # check_dedup: was this very payload sent to this destination? Rings carry no payload_sha and stay out of it.
+        # Ordered keys are claimed by their head (P20): the first of each key that is not SENT. Those behind it are in
+        # nobody's way.
+        Index(
+            "ix_outbox_event_ordered",
+            "destination",
+            "ordering_key",
+            "id",
+            postgresql_where=text("ordering_key IS NOT NULL AND status <> 'SENT'"),
+        ),
+        # A destination that answers again: what failed because it did not is due at once (P19).
+        Index("ix_outbox_event_retrying", "destination", postgresql_where=text("status = 'RETRYING'")),
+        # check_dedup: was this sent to this destination? Rings carry no payload_sha and stay out of it.
         Index(
             "ix_outbox_event_dedup",
             "destination",
-            "payload_sha",
-            postgresql_where=text("status = 'SENT' AND payload_sha IS NOT NULL"),
+            text("coalesce(dedup_key, payload_sha)"),
+            postgresql_where=text("status = 'SENT' AND coalesce(dedup_key, payload_sha) IS NOT NULL"),
         ),
+        # Pruning takes the oldest; an operator looks at the dead.
+        Index("ix_outbox_event_sent", "sent_at", postgresql_where=text("status = 'SENT'")),
+        Index("ix_outbox_event_dead", "id", postgresql_where=text("status = 'DEAD'")),
         {"postgresql_with": HOT},
     )
 
@@ -51,7 +66,8 @@ class OutboxEvent(Base):
     payload: Mapped[Json]
     payload_sha: Mapped[str | None]
     headers: Mapped[JsonObject]
-    ordering_key: Mapped[str | None]
+    # "C": the order of its bytes, which is also the order of Python's strings
+    ordering_key: Mapped[str | None] = mapped_column(Text(collation="C"))
     status: Mapped[EventStatus] = mapped_column(server_default="NEW")
     attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
     next_retry_at: Mapped[datetime | None]
@@ -63,6 +79,35 @@ class OutboxEvent(Base):
     external_id: Mapped[str | None]
     created_at: Mapped[Stamp]
     sent_at: Mapped[datetime | None]
+    dedup_key: Mapped[str | None]
+
+
+# Whoever adds to an ordered key waits for the commit of whoever added before, and takes its id after that: so the order
+# of ids within a key is the order of commits (P20), for plain INSERTs too.
+IN_TURN: Final = """
+CREATE FUNCTION outbox_event_in_turn() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(NEW.destination || chr(31) || NEW.ordering_key, 0));
+    NEW.id := nextval(pg_get_serial_sequence(format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), 'id'));
+    RETURN NEW;
+END $$
+"""
+
+IN_TURN_TRIGGER: Final = """
+CREATE TRIGGER outbox_event_in_turn BEFORE INSERT ON outbox_event
+FOR EACH ROW WHEN (NEW.ordering_key IS NOT NULL) EXECUTE FUNCTION outbox_event_in_turn()
+"""
+
+
+@event.listens_for(OutboxEvent.__table__, "after_create")
+def _create_trigger(_table: Table, connection: Connection, **_options: Any) -> None:
+    connection.execute(text(IN_TURN))
+    connection.execute(text(IN_TURN_TRIGGER))
+
+
+@event.listens_for(OutboxEvent.__table__, "after_drop")
+def _drop_function(_table: Table, connection: Connection, **_options: Any) -> None:
+    connection.execute(text("DROP FUNCTION outbox_event_in_turn()"))
 
 
 class OutboxAudit(Base):

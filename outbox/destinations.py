@@ -34,8 +34,13 @@ class Destination:
     is_ring: bool = False  # a hint: never DEAD because nobody answered (P19)
 
 
+def is_ring(name: str) -> bool:
+    """Its events are hints for a queue of our own broker."""
+    return name.startswith(CELERY)
+
+
 def open_destination(name: str, settings: Settings) -> Destination:
-    if name.startswith(CELERY):
+    if is_ring(name):
         return Destination(CeleryPublisher(name.removeprefix(CELERY), settings.broker_url), is_ring=True)
     if name not in settings.outbox_destinations:
         raise UnknownDestination(

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from outbox import after_commit
 from outbox.canonical import canonical_json, payload_sha
+from outbox.destinations import is_ring
 from outbox.lease import ClaimedEvent, Db
 from outbox.submitter import submitter
 
@@ -26,22 +27,24 @@ CHUNK: Final = 1000
 # born: → NEW, leased to the submitter where a token is given; created now, by the ledger's clock.
 BORN: Final = text("""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at)
-    INSERT INTO outbox_event (destination, payload, payload_sha, headers, ordering_key, next_retry_at, created_at,
-                              locked_by, locked_at, lease_token, lease_until)
-    SELECT destination, CAST(payload AS jsonb), payload_sha, CAST(headers AS jsonb), ordering_key, due_at, clock.at,
+    INSERT INTO outbox_event (destination, payload, payload_sha, dedup_key, headers, ordering_key, next_retry_at,
+                              created_at, locked_by, locked_at, lease_token, lease_until)
+    SELECT destination, CAST(payload AS jsonb), payload_sha, dedup_key, CAST(headers AS jsonb), ordering_key, due_at,
+           clock.at,
            CASE WHEN leased THEN :worker_id END, CASE WHEN leased THEN clock.at END,
            CASE WHEN leased THEN CAST(:lease_token AS uuid) END,
            CASE WHEN leased THEN clock.at + make_interval(secs => :lease_seconds) END
     FROM unnest(CAST(:destination AS text[]), CAST(:payload AS text[]), CAST(:payload_sha AS text[]),
-                CAST(:headers AS text[]), CAST(:ordering_key AS text[]), CAST(:due_at AS timestamptz[]),
-                CAST(:leased AS boolean[]))
-         WITH ORDINALITY AS given(destination, payload, payload_sha, headers, ordering_key, due_at, leased, place),
-         clock
+                CAST(:dedup_key AS text[]), CAST(:headers AS text[]), CAST(:ordering_key AS text[]),
+                CAST(:due_at AS timestamptz[]), CAST(:leased AS boolean[]))
+         WITH ORDINALITY AS given(destination, payload, payload_sha, dedup_key, headers, ordering_key, due_at, leased,
+                                  place), clock
     ORDER BY place
     RETURNING id, created_at
 """)
 
-# in_turn: whoever adds to an ordered key waits for the commit of whoever added before; so ids follow commits (P20).
+# in_turn: the locks that the table's trigger takes for ordered keys (P20), all of them before the first row and in one
+# order, so that two bulk adds with the same keys never wait for each other.
 IN_TURN: Final = text("""
     SELECT pg_advisory_xact_lock(key) FROM (
         SELECT DISTINCT hashtextextended(destination || chr(31) || ordering_key, 0) AS key
@@ -59,6 +62,7 @@ class NewEvent:
     headers: Mapping[str, Any] = field(default_factory=dict)
     ordering_key: str | None = None
     due_at: datetime | None = None
+    dedup_key: str | None = None
 
 
 def add(
@@ -69,9 +73,10 @@ def add(
     headers: Mapping[str, Any] | None = None,
     ordering_key: str | None = None,
     due_at: datetime | None = None,
+    dedup_key: str | None = None,
 ) -> int:
-    """Add one event and return its id."""
-    return add_many(db, [NewEvent(destination, payload, headers or {}, ordering_key, due_at)])[0]
+    """Add one event and return its id. Where a destination looks for duplicates, `dedup_key` replaces the payload."""
+    return add_many(db, [NewEvent(destination, payload, headers or {}, ordering_key, due_at, dedup_key)])[0]
 
 
 def add_many(db: Db, events: Iterable[NewEvent]) -> list[int]:
@@ -94,7 +99,8 @@ def _add_chunk(db: Db, chunk: Sequence[Written]) -> list[int]:
     values = {
         "destination": [event.destination for event, _, _ in chunk],
         "payload": [payload for _, payload, _ in chunk],
-        "payload_sha": [payload_sha(payload) for _, payload, _ in chunk],
+        "payload_sha": [None if is_ring(event.destination) else payload_sha(payload) for event, payload, _ in chunk],
+        "dedup_key": [event.dedup_key for event, _, _ in chunk],
         "headers": [headers for _, _, headers in chunk],
         "ordering_key": [event.ordering_key for event, _, _ in chunk],
         "due_at": [event.due_at for event, _, _ in chunk],

@@ -98,19 +98,24 @@ class Flush:
         return 0, failed, buried
 
     def drop_duplicates(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
-        """Events whose payload has already reached their destination are SENT with the earlier external id (P21)."""
-        wanted = {(event.destination, event.payload_sha) for event in events if event.payload_sha}
-        found = check_dedup_many(self.connection, [pair for pair in wanted if pair[1] is not None])
-        hits = {
-            event.id: found[key] for event in events if (key := (event.destination, event.payload_sha or "")) in found
-        }
+        """Events that have already reached their destination are SENT with the earlier external id (P21).
+
+        Of several that are the same the first is kept, and the others are given back: their turn comes when it is sent.
+        """
+        keys = {event.id: (event.destination, event.sameness) for event in events if event.sameness}
+        found = check_dedup_many(self.connection, set(keys.values()))
+        hits = {id_: found[key] for id_, key in keys.items() if key in found}
         if hits:
             acked = self._ack({id_: hit.external_id for id_, hit in hits.items()}, events)
-            details: dict[int | None, str] = {id_: f"same payload as {hits[id_].id}" for id_ in acked}
+            details: dict[int | None, str] = {id_: f"the same as {hits[id_].id}" for id_ in acked}
             audit.write(self.connection, FlushCode.DEDUP_HIT, details, worker_id=self.worker_id)
             audit.count(FlushCode.DEDUP_HIT, len(acked))
+        firsts = {key: id_ for id_, key in reversed(keys.items())}
+        twins = [id_ for id_, key in keys.items() if id_ not in hits and firsts[key] != id_]
+        self._give_back(twins, events)
         self.connection.commit()
-        return [event for event in events if event.id not in hits]
+        gone = hits.keys() | set(twins)
+        return [event for event in events if event.id not in gone]
 
     def renew(self, events: Sequence[ClaimedEvent], claimed_at: float, *, always: bool = False) -> list[ClaimedEvent]:
         """Before a slow call and before the ack: hold the rows for another lease. Returns those that are still held."""

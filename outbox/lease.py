@@ -19,10 +19,11 @@ in the order of ids (P14). Only `claim_outbox` commits; the others leave that to
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -50,6 +51,46 @@ class ClaimedEvent:
     attempt_count: int
     lease_token: uuid.UUID
     waiting_since: datetime
+    next_retry_at: datetime | None = None
+    dedup_key: str | None = None
+    ordering_key: str | None = None
+
+    @property
+    def sameness(self) -> str | None:
+        """Two events of one destination with the same one are the same message (P21)."""
+        return self.dedup_key or self.payload_sha
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """How far a caller has just looked, in each of the three ranges of a destination's index.
+
+    It skips the dead index entries of what was just sent. It must be forgotten soon: ids do not become visible in their
+    order, and keys come back.
+    """
+
+    fresh_id: int = 0
+    scheduled_at: datetime | None = None  # None: above all that are due since ever, which are the fresh ones
+    scheduled_id: int = 2**63 - 1
+    key: str | None = None
+
+    def above(self, events: Collection[ClaimedEvent]) -> Floor:
+        """The floor after these were claimed."""
+        floor = self
+        for event in events:
+            match event:
+                case ClaimedEvent(ordering_key=str(key)):
+                    floor = replace(floor, key=max(floor.key or key, key))
+                case ClaimedEvent(next_retry_at=None):
+                    floor = replace(floor, fresh_id=max(floor.fresh_id, event.id))
+                case ClaimedEvent(next_retry_at=at):
+                    seen = (floor.scheduled_at, floor.scheduled_id) if floor.scheduled_at else (at, event.id)
+                    at, id_ = max(seen, (at, event.id))
+                    floor = replace(floor, scheduled_at=at, scheduled_id=id_)
+        return floor
+
+
+NO_FLOOR: Final = Floor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +110,12 @@ def claim_outbox(
     *,
     only: Collection[str] | None = None,
     without: Collection[str] = (),
-    after: int = 0,
+    after: Floor = NO_FLOOR,
 ) -> list[ClaimedEvent]:
-    """Lease up to `limit` due events, oldest first, and commit. The token is fresh and shared by the batch.
+    """Lease up to `limit` due events, what waits longest first, and commit. The token is fresh, one for the batch.
 
-    `only` and `without` name destinations. With `only`, `after` skips events up to that id: a floor below which the
-    caller has just looked, and which it forgets soon, because ids do not become visible in their order.
+    Of the events with one `ordering_key` only the first that is not SENT is ever claimed (P20). `only` and `without`
+    name destinations; `after` goes with `only`.
     """
     connection = _connection_without_work(db)
     values = {
@@ -85,7 +126,7 @@ def claim_outbox(
         "without": list(without),
     }
     if only is not None:
-        values |= {"only": list(set(only)), "after": after}
+        values |= {"only": list(set(only)), **dataclasses.asdict(after)}
     rows = connection.execute(CLAIM_ANY if only is None else CLAIM_GIVEN, values).all()
     db.commit()
     return sorted((ClaimedEvent(*row) for row in rows), key=lambda event: (event.waiting_since, event.id))
@@ -172,15 +213,15 @@ def release_lease_many(
 
 
 def check_dedup(db: Db, destination: str, payload_sha: str) -> SentDuplicate | None:
-    """The newest event with this payload that has reached this destination."""
+    """The newest event with this payload, or with this explicit dedup key, that has reached this destination."""
     return check_dedup_many(db, [(destination, payload_sha)]).get((destination, payload_sha))
 
 
 def check_dedup_many(db: Db, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], SentDuplicate]:
     """The same for many, in one query."""
-    values = {"destinations": [d for d, _ in wanted], "payload_shas": [sha for _, sha in wanted]}
+    values = {"destinations": [name for name, _ in wanted], "keys": [key for _, key in wanted]}
     rows = _connection(db).execute(DEDUP, values)
-    return {(row.destination, row.payload_sha): SentDuplicate(row.id, row.external_id, row.sent_at) for row in rows}
+    return {(row.destination, row.key): SentDuplicate(row.id, row.external_id, row.sent_at) for row in rows}
 
 
 def _execute(db: Db, statement: TextClause, values: Arrays, worker_id: str, lease_token: uuid.UUID | None) -> set[int]:

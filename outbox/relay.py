@@ -29,7 +29,7 @@ from outbox.audit import FlushCode
 from outbox.circuit import Circuits
 from outbox.destinations import Destination, UnknownDestination, open_destination
 from outbox.flush import Flush
-from outbox.lease import ClaimedEvent, claim_outbox, release_lease_many
+from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox, release_lease_many
 from outbox.publishers.contract import DestinationDown, Failed
 from outbox.statements import DESTINATIONS
 from settings import Settings
@@ -103,7 +103,7 @@ class Relay:
             return sum(pool.map(lambda name: self._drain(name, deadline), names), Ticked())
 
     def _drain(self, name: str, deadline: float) -> Ticked:
-        done, floor = Ticked(), 0
+        done, floor = Ticked(), NO_FLOOR
         with self.engine.connect() as connection:
             flush = Flush(connection, self.settings, self.worker_id)
             while time.monotonic() < deadline:
@@ -117,10 +117,10 @@ class Relay:
                 )
                 if events:
                     failpoint("relay.after_claim")
-                    floor = max(event.id for event in events)
+                    floor = floor.above(events)
                     done += self._publish(name, events, flush, claimed_at)
-                elif floor:
-                    floor = 0  # ids do not become visible in their order: look once more from the start
+                elif floor != NO_FLOOR:
+                    floor = NO_FLOOR  # ids do not become visible in their order: look once more from the start
                 else:
                     break
         return done

@@ -41,43 +41,87 @@ def _pairs(columns: str, types: str) -> list[tuple[str, str]]:
     return [("id", "bigint"), *further]
 
 
-# waiting: the destinations that have unsent events, found by hopping from one to the next in the index.
-WAITING: Final = """
-    hop (destination) AS (
-        SELECT min(destination) FROM outbox_event WHERE status IN ('NEW', 'RETRYING')
+# waiting: the destinations that have unsent events, found by hopping from one to the next in the two indexes.
+_NEXT_DESTINATION: Final = """least(
+            (SELECT min(destination) FROM outbox_event
+             WHERE status IN ('NEW', 'RETRYING') AND ordering_key IS NULL{above}),
+            (SELECT min(destination) FROM outbox_event
+             WHERE status <> 'SENT' AND ordering_key IS NOT NULL{above}))"""
+_WAITING: Final = f"""
+    hop (name) AS (
+        SELECT {_NEXT_DESTINATION.format(above="")}
         UNION ALL
-        SELECT (SELECT min(e.destination) FROM outbox_event e
-                WHERE e.status IN ('NEW', 'RETRYING') AND e.destination > hop.destination)
-        FROM hop WHERE hop.destination IS NOT NULL),
-    waiting AS (SELECT destination FROM hop WHERE destination IS NOT NULL)
+        SELECT {_NEXT_DESTINATION.format(above=" AND destination > hop.name")} FROM hop WHERE hop.name IS NOT NULL),
+    every AS (SELECT name AS destination FROM hop WHERE name IS NOT NULL)
 """
-GIVEN: Final = "waiting AS (SELECT * FROM unnest(CAST(:only AS text[])) AS given(destination))"
+_GIVEN: Final = "every AS (SELECT * FROM unnest(CAST(:only AS text[])) AS given(destination))"
 
-# claim: NEW|RETRYING, due and without a live lease → leased; oldest due first, skipping what others are locking.
+_DUE_AT: Final = "coalesce(e.next_retry_at, '-infinity')"
+_FREE: Final = "(e.lease_until IS NULL OR e.lease_until <= (SELECT at FROM clock))"
+_UNORDERED: Final = """e.destination = waiting.destination AND e.status IN ('NEW', 'RETRYING')
+              AND e.ordering_key IS NULL"""
+
+# The three kinds of what is due, each a range of an index and, with a floor, the part of the range above it.
+_FRESH: Final = f"""
+            SELECT e.id, e.created_at AS since FROM outbox_event e
+            WHERE {_UNORDERED} AND {_DUE_AT} = '-infinity' AND {_FREE}{{fresh_above}}
+            ORDER BY e.id LIMIT :limit FOR NO KEY UPDATE OF e SKIP LOCKED"""
+_SCHEDULED: Final = f"""
+            SELECT e.id, e.next_retry_at AS since FROM outbox_event e
+            WHERE {_UNORDERED} AND {{scheduled_above}} AND {_DUE_AT} <= (SELECT at FROM clock) AND {_FREE}
+            ORDER BY {_DUE_AT}, e.id LIMIT :limit FOR NO KEY UPDATE OF e SKIP LOCKED"""
+# A key waits for the first of its events that is not SENT, be it DEAD (P20). Keys, too, are found by hopping.
+_HEADS: Final = f"""
+            WITH RECURSIVE key (name) AS (
+                (SELECT ordering_key FROM outbox_event
+                 WHERE destination = waiting.destination AND status <> 'SENT'
+                   AND ordering_key IS NOT NULL{{heads_above}}
+                 ORDER BY ordering_key LIMIT 1)
+                UNION ALL
+                SELECT (SELECT ordering_key FROM outbox_event
+                        WHERE destination = waiting.destination AND status <> 'SENT' AND ordering_key > key.name
+                        ORDER BY ordering_key LIMIT 1)
+                FROM key WHERE key.name IS NOT NULL)
+            SELECT head.* FROM key CROSS JOIN LATERAL (
+                SELECT e.id, coalesce(e.next_retry_at, e.created_at) AS since FROM outbox_event e
+                WHERE e.id = (SELECT id FROM outbox_event
+                              WHERE destination = waiting.destination AND status <> 'SENT' AND ordering_key = key.name
+                              ORDER BY id LIMIT 1)
+                  AND e.status IN ('NEW', 'RETRYING') AND {_DUE_AT} <= (SELECT at FROM clock) AND {_FREE}
+                FOR NO KEY UPDATE OF e SKIP LOCKED) AS head
+            WHERE key.name IS NOT NULL LIMIT :limit"""
+
+# claim: NEW|RETRYING, due and without a live lease → leased; what waits longest first, skipping what others lock.
 # Each destination is a range of the index: one that is left out costs nothing, however many events wait for it.
-CLAIM: Final = """
+_CLAIM: Final = f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at),
-    {waiting},
+    {{every}},
+    waiting AS (SELECT * FROM every WHERE destination <> ALL(CAST(:without AS text[]))),
+    fresh AS MATERIALIZED (SELECT first.* FROM waiting CROSS JOIN LATERAL ({_FRESH}) AS first),
+    scheduled AS MATERIALIZED (SELECT first.* FROM waiting CROSS JOIN LATERAL ({_SCHEDULED}) AS first),
+    heads AS MATERIALIZED (SELECT first.* FROM waiting CROSS JOIN LATERAL ({_HEADS}) AS first),
     due AS MATERIALIZED (
-        SELECT first.id FROM waiting CROSS JOIN LATERAL (
-            SELECT e.id, coalesce(e.next_retry_at, '-infinity') AS due_at FROM outbox_event e
-            WHERE e.destination = waiting.destination AND e.status IN ('NEW', 'RETRYING')
-              AND coalesce(e.next_retry_at, '-infinity') <= (SELECT at FROM clock)
-              AND (e.lease_until IS NULL OR e.lease_until <= (SELECT at FROM clock)){after}
-            ORDER BY coalesce(e.next_retry_at, '-infinity'), e.id
-            LIMIT :limit FOR NO KEY UPDATE OF e SKIP LOCKED) AS first
-        WHERE waiting.destination <> ALL(CAST(:without AS text[]))
-        ORDER BY first.due_at, first.id
-        LIMIT :limit)
+        SELECT id FROM (TABLE fresh UNION ALL TABLE scheduled UNION ALL TABLE heads) AS free
+        ORDER BY since, id LIMIT :limit)
     UPDATE outbox_event e
     SET locked_by = :worker_id, locked_at = clock.at, lease_token = :lease_token,
         lease_until = clock.at + make_interval(secs => :lease_seconds)
     FROM due, clock WHERE e.id = due.id
     RETURNING e.id, e.destination, e.payload, e.payload_sha, e.headers, e.attempt_count, e.lease_token,
-              greatest(e.created_at, e.next_retry_at) AS waiting_since
+              greatest(e.created_at, e.next_retry_at) AS waiting_since, e.next_retry_at, e.dedup_key, e.ordering_key
 """
-CLAIM_ANY: Final = text(CLAIM.format(waiting=WAITING, after=""))
-CLAIM_GIVEN: Final = text(CLAIM.format(waiting=GIVEN, after=" AND e.id > :after"))
+CLAIM_ANY: Final = text(
+    _CLAIM.format(every=_WAITING, fresh_above="", scheduled_above=f"{_DUE_AT} > '-infinity'", heads_above="")
+)
+CLAIM_GIVEN: Final = text(
+    _CLAIM.format(
+        every=_GIVEN,
+        fresh_above=" AND e.id > :fresh_id",
+        scheduled_above=f"""
+                ({_DUE_AT}, e.id) > (coalesce(CAST(:scheduled_at AS timestamptz), '-infinity'), :scheduled_id)""",
+        heads_above=" AND (CAST(:key AS text) IS NULL OR ordering_key > :key)",
+    )
+)
 
 # ack: held → SENT.
 ACK: Final = _held_update(
@@ -107,24 +151,26 @@ RENEW: Final = _held_update(
 # release: held → given back unpublished, no failure counted.
 RELEASE: Final = _held_update(_RELEASED)
 
-# dedup: the newest SENT event per (destination, payload_sha).
+# dedup: the newest SENT event per destination and dedup key, which is the payload's hash where none was given.
 DEDUP: Final = text("""
-    SELECT DISTINCT ON (e.destination, e.payload_sha) e.destination, e.payload_sha, e.id, e.external_id, e.sent_at
-    FROM unnest(CAST(:destinations AS text[]), CAST(:payload_shas AS text[])) AS given(destination, payload_sha)
-    JOIN outbox_event e USING (destination, payload_sha)
-    WHERE e.status = 'SENT' AND e.payload_sha IS NOT NULL
-    ORDER BY e.destination, e.payload_sha, e.sent_at DESC, e.id DESC
+    SELECT given.destination, given.key, sent.id, sent.external_id, sent.sent_at
+    FROM unnest(CAST(:destinations AS text[]), CAST(:keys AS text[])) AS given(destination, key)
+    CROSS JOIN LATERAL (
+        SELECT e.id, e.external_id, e.sent_at FROM outbox_event e
+        WHERE e.destination = given.destination AND coalesce(e.dedup_key, e.payload_sha) = given.key
+          AND e.status = 'SENT'
+        ORDER BY e.sent_at DESC, e.id DESC LIMIT 1) AS sent
 """)
 
 # The destinations that have unsent events.
-DESTINATIONS: Final = text(f"WITH RECURSIVE {WAITING} SELECT destination FROM waiting")
+DESTINATIONS: Final = text(f"WITH RECURSIVE {_WAITING} SELECT destination FROM every")
 
 # hasten: RETRYING because nobody answered → due at once.
 HASTEN: Final = text("""
     WITH held_back AS MATERIALIZED (
         SELECT e.id FROM outbox_event e
         WHERE e.destination = :destination AND e.status = 'RETRYING' AND e.lease_token IS NULL
-          AND e.last_error LIKE :prefix AND coalesce(e.next_retry_at, '-infinity') > (SELECT ledger_now())
+          AND e.last_error LIKE :prefix AND e.next_retry_at > (SELECT ledger_now())
         ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE outbox_event e SET next_retry_at = (SELECT ledger_now()) FROM held_back WHERE e.id = held_back.id
 """)

@@ -53,6 +53,7 @@ class Submitter:
         self.circuits = Circuits()
         self._queue: queue.Queue[HandOver] = queue.Queue(QUEUE_LIMIT)
         self._destinations: dict[str, Destination] = {}
+        self._left_to_the_relay: set[str] = set()
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
         self._engine = make_engine(
@@ -64,7 +65,11 @@ class Submitter:
 
     def accepts(self, destination: str) -> bool:
         """Whether an event for it should be born leased to us."""
-        return self.circuits.allows(destination) != 0 and not self._queue.full()
+        return (
+            destination not in self._left_to_the_relay
+            and self.circuits.allows(destination) != 0
+            and not self._queue.full()
+        )
 
     def hand_over(self, events: Sequence[ClaimedEvent]) -> None:
         """Their transaction has committed. Never waits and never raises."""
@@ -144,6 +149,7 @@ class Submitter:
                 self._destinations[name] = open_destination(name, self.settings)
             destination = self._destinations[name]
             if destination.dedup or destination.publisher.is_slow:
+                self._left_to_the_relay.add(name)
                 return None
             results = destination.publisher.publish(events)
         except UnknownDestination:

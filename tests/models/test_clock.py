@@ -99,6 +99,7 @@ def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engin
         (
             "ix_outbox_event_unsent",
             "SELECT id FROM outbox_event WHERE destination = 'd' AND status IN ('NEW', 'RETRYING')"
+            " AND ordering_key IS NULL"
             " AND coalesce(next_retry_at, '-infinity') <= {now}"
             " ORDER BY coalesce(next_retry_at, '-infinity'), id LIMIT 10",
         ),

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, Engine, make_url
 
+import settings
 from models.engine import make_engine
+from outbox.relay import Relay
 from tests.outbox.table import OutboxTable
-from tests.servers import Cluster
+from tests.servers import Cluster, ServersOfTests
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +42,12 @@ def db(outbox: OutboxTable) -> Connection:
 @pytest.fixture
 def other(outbox: OutboxTable) -> Connection:
     return outbox.connect()
+
+
+@pytest.fixture
+def relay(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
+    monkeypatch.setenv("OUTBOX_RETRY_JITTER", "0")
+    settings.current.cache_clear()
+    relay = Relay.of(settings.current())
+    yield relay
+    relay.close()

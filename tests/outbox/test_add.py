@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -39,13 +38,6 @@ def ring() -> dict[str, Any]:
 def session(stack: ServersOfTests) -> Iterator[Session]:
     with sessions()() as session:
         yield session
-
-
-@pytest.fixture
-def relay(stack: ServersOfTests) -> Iterator[Relay]:
-    relay = Relay.of(settings.current())
-    yield relay
-    relay.close()
 
 
 def published() -> None:
@@ -159,30 +151,6 @@ def test_scheduled_and_ordered_events_are_left_to_the_relay(session: Session, re
     published()
     assert rows("status, lease_token") == [("NEW", None), ("NEW", None)]
     assert relay.tick().sent == 1
-
-
-def test_whoever_adds_to_an_ordered_key_waits_for_the_commit_of_whoever_added_before(stack: ServersOfTests) -> None:
-    first, second = sessions()(), sessions()()
-    first_id = outbox.add(first, "hook", {"n": 1}, ordering_key="k")
-    second_id: list[int] = []
-
-    def add_second() -> None:
-        second_id.append(outbox.add(second, "hook", {"n": 2}, ordering_key="k"))
-        second.commit()
-
-    waiting = threading.Thread(target=add_second)
-    waiting.start()
-    waits = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-    with stack.cluster.superuser.connect() as watcher:
-        while watcher.execute(waits).scalar_one() == 0:
-            assert waiting.is_alive()
-            watcher.rollback()
-    assert second_id == []
-    first.commit()
-    waiting.join(10)
-    assert second_id[0] > first_id
-    first.close()
-    second.close()
 
 
 @pytest.mark.parametrize(("place", "copies"), [("submitter.after_commit", 1), ("submitter.after_publish", 2)])

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from models.errors import Misuse
 from models.outbox import OutboxEvent
-from outbox.lease import SentDuplicate, check_dedup, check_dedup_many, claim_outbox
+from outbox.lease import NO_FLOOR, Floor, SentDuplicate, ack_sent_many, check_dedup, check_dedup_many, claim_outbox
 from tests.outbox.table import OutboxTable
 
 
@@ -128,6 +128,19 @@ def test_one_claim_is_sorted_by_how_long_its_events_have_waited(outbox: OutboxTa
     assert claimed(db) == [early, new, late]
 
 
+def test_retries_and_new_events_take_turns_by_how_long_they_have_waited(outbox: OutboxTable, db: Connection) -> None:
+    old = outbox.add(created_at=outbox.later(-30))
+    retry = outbox.add(**retrying_since(outbox, 20))
+    new = outbox.add_many(5, created_at=outbox.later(-10))
+    assert claimed(db, 2) == [old, retry]
+    assert claimed(db) == new
+
+
+def test_an_event_from_the_future_is_claimed_all_the_same(outbox: OutboxTable, db: Connection) -> None:
+    event = outbox.add(created_at=outbox.later(3600))
+    assert claimed(db) == [event]
+
+
 def test_a_destination_that_is_left_out_keeps_its_events(outbox: OutboxTable, db: Connection) -> None:
     a, b, c = (outbox.add_many(2, name) for name in "abc")
     assert claimed(db, without=["a", "c"]) == b
@@ -152,9 +165,28 @@ def test_a_destination_that_is_asked_for_twice_does_not_halve_the_batch(outbox: 
 
 def test_a_floor_skips_what_lies_below_it_and_is_forgotten_with_the_call(outbox: OutboxTable, db: Connection) -> None:
     events = outbox.add_many(4, "a")
-    assert claimed(db, only=["a"], after=events[1]) == events[2:]
-    assert claimed(db, only=["a"], after=events[1]) == []
+    floor = Floor(fresh_id=events[1])
+    assert claimed(db, only=["a"], after=floor) == events[2:]
+    assert claimed(db, only=["a"], after=floor) == []
     assert claimed(db, only=["a"]) == events[:2]
+
+
+def test_a_floor_rises_with_what_was_claimed_in_each_of_its_ranges(outbox: OutboxTable, db: Connection) -> None:
+    def add_all() -> list[int]:
+        at = outbox.later(-60)
+        scheduled = [outbox.add(next_retry_at=at, status="RETRYING") for _ in range(3)]
+        return [*scheduled, *outbox.add_many(3), *(outbox.add(ordering_key=key) for key in ("", "Z", "a", "é"))]
+
+    below = add_all()
+    events = claim_outbox(db, "me", only=["d"])
+    assert [event.id for event in events] == below
+    floor = NO_FLOOR.above(events)
+    ack_sent_many(db, dict.fromkeys(below), "me")
+    db.commit()
+    above = [*outbox.add_many(2), outbox.add(next_retry_at=outbox.later(-1)), outbox.add(ordering_key="ê")]
+    late = outbox.add(ordering_key="b")  # between two keys that were claimed
+    assert set(claimed(db, only=["d"], after=floor)) == set(above)
+    assert claimed(db, only=["d"]) == [late]
 
 
 def test_a_claim_is_committed_before_it_returns(outbox: OutboxTable, db: Connection) -> None:
@@ -231,6 +263,15 @@ def test_of_two_sent_at_once_the_later_event_is_the_duplicate(outbox: OutboxTabl
     later = outbox.add_many(3, status="SENT", payload_sha="s", sent_at=at)[-1]
     with Session(outbox.engine) as session:
         assert check_dedup(session, "d", "s") == SentDuplicate(later, None, at)
+
+
+def test_an_explicit_dedup_key_stands_for_the_payload(outbox: OutboxTable, db: Connection) -> None:
+    sent: dict[str, Any] = {"status": "SENT", "sent_at": outbox.now()}
+    event = outbox.add(payload_sha="a", dedup_key="invoice 7", external_id="theirs", **sent)
+    found = check_dedup(db, "d", "invoice 7")
+    assert found is not None
+    assert (found.id, found.external_id) == (event, "theirs")
+    assert check_dedup(db, "d", "a") is None
 
 
 def test_a_whole_batch_is_looked_up_at_once(outbox: OutboxTable, db: Connection) -> None:

@@ -51,7 +51,9 @@ class Row:
     """An event as it should be."""
 
     destination: str
+    created: int
     due: float = -math.inf
+    key: str | None = None
     status: str = "NEW"
     attempts: int = 0
     holder: str | None = None
@@ -62,6 +64,10 @@ class Row:
     @property
     def unsent(self) -> bool:
         return self.status in ("NEW", "RETRYING")
+
+    @property
+    def since(self) -> float:
+        return self.created if self.due == -math.inf else self.due
 
     def let_go(self) -> None:
         self.holder = self.token = None
@@ -111,15 +117,20 @@ class Protocol(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.add("x", 3, None)
-        self.add("y", 2, None)
+        self.add("x", 3, None, None)
+        self.add("y", 2, None, "k")
 
-    @rule(destination=st.sampled_from(DESTINATIONS), count=st.integers(1, 3), wait=st.none() | hours)
-    def add(self, destination: str, count: int, wait: int | None) -> None:
+    @rule(
+        destination=st.sampled_from(DESTINATIONS),
+        count=st.integers(1, 3),
+        wait=st.none() | hours,
+        key=st.sampled_from((None, None, "k", "")),
+    )
+    def add(self, destination: str, count: int, wait: int | None, key: str | None) -> None:
         due = -math.inf if wait is None else self.now + wait - 0.5
         columns = {} if wait is None else {"next_retry_at": self.at(due)}
-        for event in self.outbox.add_many(count, destination, **columns):
-            self.rows[event] = Row(destination, due)
+        for event in self.outbox.add_many(count, destination, ordering_key=key, **columns):
+            self.rows[event] = Row(destination, self.now, due, key)
 
     @rule(
         target=claims,
@@ -135,14 +146,15 @@ class Protocol(RuleBasedStateMachine):
         options: dict[str, Any] = {1: {"only": ["x"]}, 2: {"without": ["x"]}}.get(choice, {})
         excluded = {1: "y", 2: "x"}.get(choice)
         locked = set(data.draw(st.lists(st.sampled_from(sorted(self.rows)), max_size=2)))
-        free = [i for i, row in self.rows.items() if self.claimable(row) and row.destination != excluded]
-        expected = sorted(set(free) - locked, key=lambda i: (self.rows[i].due, i))[:limit]
+        free = [i for i, row in self.rows.items() if self.claimable(i) and row.destination != excluded]
+        expected = self.in_turn(set(free) - locked, limit)
         with self.outbox.engine.connect() as somebody:
             somebody.execute(LOCK, {"ids": list(locked)})
             got = lease.claim_outbox(self.connections[worker], NAMES[worker], limit, 3600 * (length + 0.5), **options)
             somebody.rollback()
         assert sorted(event.id for event in got) == sorted(expected)
         self.seen["skipped a locked row"] += len(set(free) & locked)
+        self.seen["claimed the head of a key"] += any(self.rows[event.id].key is not None for event in got)
         if not got:
             return multiple()
         (token,) = {event.lease_token for event in got}
@@ -208,7 +220,8 @@ class Protocol(RuleBasedStateMachine):
             event = data.draw(st.sampled_from(dead))
             with self.outbox.engine.begin() as connection:
                 connection.execute(REQUEUE, {"id": event})
-            self.rows[event] = Row(self.rows[event].destination)
+            before = self.rows[event]
+            self.rows[event] = Row(before.destination, before.created, key=before.key)
             self.seen["requeued"] += 1
 
     @invariant()
@@ -227,8 +240,26 @@ class Protocol(RuleBasedStateMachine):
                 drift = row.lease_until - self.at(model.until)
                 assert timedelta(0) <= drift < timedelta(minutes=20)
 
-    def claimable(self, row: Row) -> bool:
-        return row.unsent and row.due <= self.now and (row.holder is None or row.until <= self.now)
+    def claimable(self, event: int) -> bool:
+        row = self.rows[event]
+        free = row.unsent and row.due <= self.now and (row.holder is None or row.until <= self.now)
+        if free and not self.is_head(event):
+            self.seen["left a row behind its head"] += 1
+            return False
+        return free
+
+    def is_head(self, event: int) -> bool:
+        """Nothing of its key that was added before it is still to be sent, or dead."""
+        this = self.rows[event]
+        before = [row for i, row in self.rows.items() if i < event and row.status != "SENT"]
+        return this.key is None or (this.destination, this.key) not in {(row.destination, row.key) for row in before}
+
+    def in_turn(self, free: set[int], limit: int) -> list[int]:
+        """What waits longest first; of the keys of a destination those that come first by their name."""
+        heads = sorted((self.rows[i].destination, key, i) for i in free if (key := self.rows[i].key) is not None)
+        chosen = [i for name in DESTINATIONS for *_, i in [head for head in heads if head[0] == name][:limit]]
+        chosen += [i for i in free if self.rows[i].key is None]
+        return sorted(chosen, key=lambda i: (self.rows[i].since, i))[:limit]
 
     def held(self, event: int, claimed: Claimed, with_token: bool) -> bool:
         row = self.rows[event]
@@ -289,6 +320,8 @@ NOT_TO_BE_MISSED = (
     "refused a stale token of a live row",
     "late, and in time",
     "skipped a locked row",
+    "claimed the head of a key",
+    "left a row behind its head",
     "requeued",
 )
 

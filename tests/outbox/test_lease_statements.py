@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
 from sqlalchemy.orm import Session
 
-from outbox.lease import check_dedup_many, claim_outbox
+from outbox.lease import NO_FLOOR, check_dedup_many, claim_outbox
 from outbox.statements import CLAIM_ANY, CLAIM_GIVEN
 from tests.outbox.operations import Operation, each_operation
 from tests.outbox.table import OutboxTable
@@ -100,8 +101,13 @@ def with_a_dead_destination(outbox: OutboxTable) -> dict[str, Any]:
     return {"without": ["a dead one", "e dead one"]}
 
 
+def with_a_long_key(outbox: OutboxTable) -> dict[str, Any]:
+    outbox.add_many(10_000, ordering_key="k", next_retry_at=outbox.later(86_400))
+    return {}
+
+
 @pytest.mark.parametrize("statement", [CLAIM_ANY, CLAIM_GIVEN], ids=["any", "given"])
-@pytest.mark.parametrize("burden", [with_a_history, with_a_dead_destination])
+@pytest.mark.parametrize("burden", [with_a_history, with_a_dead_destination, with_a_long_key])
 def test_a_claim_does_not_feel_what_it_does_not_claim(
     outbox: OutboxTable, statement: Any, burden: Callable[[OutboxTable], dict[str, Any]]
 ) -> None:
@@ -109,7 +115,7 @@ def test_a_claim_does_not_feel_what_it_does_not_claim(
         with outbox.cluster.superuser.connect() as connection:
             connection.execute(text("TRUNCATE ledger_clock; ANALYZE outbox_event"))
             connection.commit()
-            least = [pages(connection, statement, only=["d"], after=0, **values) for _ in range(3)]
+            least = [pages(connection, statement, only=["d"], **asdict(NO_FLOOR), **values) for _ in range(3)]
         return min(least)
 
     with outbox.cluster.superuser.begin() as connection:

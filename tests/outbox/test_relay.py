@@ -7,64 +7,24 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, text
 
-import metrics
 import settings
 from models.engine import engine, make_engine
 from outbox.circuit import Circuits
-from outbox.destinations import Destination
 from outbox.lease import ClaimedEvent, claim_outbox
 from outbox.publishers.contract import DestinationDown, Failed, Refused, Result, Sent
 from outbox.relay import Relay
 from settings import ROOT
 from tests.outbox.ledger import RING, arrived, audits, insert, move, rows, rung, stored_ids
+from tests.outbox.scripted import flushed, scripted
 from tests.servers import ServersOfTests
-
-
-@pytest.fixture
-def relay(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
-    monkeypatch.setenv("OUTBOX_RETRY_JITTER", "0")
-    settings.current.cache_clear()
-    relay = Relay.of(settings.current())
-    yield relay
-    relay.close()
-
-
-@dataclass
-class Scripted:
-    """A destination that does what the test says, and remembers what it was given."""
-
-    is_slow: ClassVar[bool] = False
-    answer: Callable[[ClaimedEvent], Result] = lambda _event: Sent()
-    got: list[int] = field(default_factory=list)
-
-    def publish(self, events: Sequence[ClaimedEvent]) -> Sequence[Result]:
-        self.got += [event.id for event in events]
-        return [self.answer(event) for event in events]
-
-    def close(self) -> None:
-        pass
-
-
-def flushed() -> Counter[str]:
-    """What `outbox_flush_total` says, by code."""
-    (family,) = metrics.OUTBOX_FLUSH_TOTAL.collect()
-    samples = [sample for sample in family.samples if sample.name.endswith("_total")]
-    return Counter({sample.labels["code"]: int(sample.value) for sample in samples})
-
-
-def scripted(relay: Relay, name: str, answer: Callable[[ClaimedEvent], Result], **how: bool) -> Scripted:
-    publisher = Scripted(answer)
-    relay._destinations[name] = Destination(publisher, **how)
-    return publisher
 
 
 def test_due_rings_arrive_in_messages_of_one_batch_and_are_sent(relay: Relay, stack: ServersOfTests) -> None:
