@@ -108,6 +108,7 @@ imports = ("tasks.system",)  # `-A tasks` alone does not find the tasks
 
 # Ticks expire with their interval: while no system worker runs, they do not pile up.
 BEAT_SEEN_SECONDS = 5.0  # `manage.py check` calls beat late after four of these
+PRUNE_SECONDS = 60.0  # small steps, often: never one long DELETE
 beat_scheduler = "celery.beat:Scheduler"  # needs no file: what was last run is in the ledger
 beat_max_loop_interval = 1  # a clock that was set back delays a tick by a second, not by minutes
 _relay_seconds = current().outbox_publish_interval_ms / 1000
@@ -116,5 +117,6 @@ beat_schedule = {  # every tick may be sent twice or not at all
     for name, task, seconds in (
         ("beat-seen", "tasks.beat_seen", BEAT_SEEN_SECONDS),
         ("relay", "outbox.relay", _relay_seconds),
+        ("outbox-prune", "outbox.prune", PRUNE_SECONDS),
     )
 }

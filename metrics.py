@@ -13,6 +13,8 @@ import os
 import shutil
 import tempfile
 import threading
+from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 from wsgiref.simple_server import WSGIServer
@@ -64,6 +66,18 @@ OUTBOX_PUBLISH_DELAY_SECONDS: Final = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
 )
 OUTBOX_FLUSH_TOTAL: Final = Counter("outbox_flush_total", "Attempts, by the code of their outcome", ["code"])
+
+
+def observe_many(histogram: Histogram, values: Iterable[float]) -> None:
+    """As `observe` for each, with a few writes to the counters' file instead of two for each."""
+    values = sorted(values)
+    histogram._sum.inc(sum(values))
+    below = 0
+    for bound, bucket in zip(histogram._upper_bounds, histogram._buckets, strict=True):
+        up_to = bisect_right(values, bound)
+        if up_to > below:
+            bucket.inc(up_to - below)
+        below = up_to
 
 
 def exposition() -> bytes:

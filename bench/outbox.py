@@ -7,10 +7,11 @@ ours      Relay.tick, every guarantee on
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg2
@@ -27,6 +28,7 @@ from outbox.statements import ACK, CLAIM_GIVEN
 from settings import Settings
 
 RING: Final = "celery:ingest"
+STREAM: Final = "bench"
 BATCH: Final = 200
 MESSAGE: Final = 100
 FILL: Final = text("""
@@ -35,19 +37,16 @@ FILL: Final = text("""
            (SELECT ledger_now())
     FROM generate_series(1, :count)
 """)
+Rows = Sequence[Any]  # of (id, destination, payload, …), as the claim returns them
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Events per second, and latencies in milliseconds."""
+class Rates:
+    """Events per second to one kind of destination."""
 
     textbook: float
     bare: float
     ours: float
-    add_p50_ms: float
-    add_p99_ms: float
-    delay_p50_ms: float
-    delay_p99_ms: float
 
     @property
     def times_textbook(self) -> float:
@@ -58,36 +57,91 @@ class Measured:
         return self.ours / self.bare
 
 
-def measure(settings: Settings, *, count: int, singles: int, tell: Callable[[str], None]) -> Measured:
-    engine = make_engine(settings.database_url)
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds until the message can be popped from the broker."""
+
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to publish, without the outbox: one event, and a batch."""
+
+    destination: str
+    one: Callable[[Any], None]
+    many: Callable[[Rows], None]
+
+
+def to_celery(settings: Settings, *, count: int) -> Rates:
+    app = _app(settings)
+    with app.producer_pool.acquire() as producer:
+
+        def send(ids: Sequence[str]) -> None:
+            app.send_task("tasks.ingest", (ids,), queue="ingest", producer=producer)
+
+        def send_many(rows: Rows) -> None:
+            ids = [one for row in rows for one in row[2]["ids"]]
+            for start in range(0, len(ids), MESSAGE):
+                send(ids[start : start + MESSAGE])
+
+        return _rates(settings, Way(RING, lambda payload: send(payload["ids"]), send_many), count)
+
+
+def to_redis_stream(settings: Settings, *, count: int) -> Rates:
+    """`settings` must name the stream's destination."""
+    with redis.Redis.from_url(settings.redis_url) as client:
+
+        def send_many(rows: Rows) -> None:
+            with client.pipeline(transaction=False) as pipeline:
+                for row in rows:
+                    pipeline.xadd(STREAM, {"id": row[0], "payload": json.dumps(row[2]), "headers": "{}"})
+                pipeline.execute()
+
+        one = lambda payload: client.xadd(STREAM, {"payload": json.dumps(payload)})  # noqa: E731
+        return _rates(settings, Way(STREAM, one, send_many), count)
+
+
+def latencies(settings: Settings, *, count: int) -> tuple[Latency, Latency]:
+    """Of `outbox.add`, from its COMMIT, and of plain `.delay()`."""
+    app = _app(settings)
+    delays = _latency(settings, count, lambda: _delay_one(app))
+    return _latency(settings, count, _add_one), delays
+
+
+def _app(settings: Settings) -> Celery:
     app = Celery("bench", broker=settings.broker_url, set_as_current=False)
     app.config_from_object("celeryconfig")
-    tell("the textbook's relay")
-    textbook = _rate(engine, settings, max(200, count // 40), lambda n: _textbook(settings, app, n))
-    tell("the bare statements")
-    bare = _rate(engine, settings, count, lambda _n: _bare(settings, app))
-    tell("our relay")
+    return app
+
+
+def _rates(settings: Settings, way: Way, count: int) -> Rates:
+    engine = make_engine(settings.database_url)
     relay = Relay.of(settings)
-    ours = _rate(engine, settings, count, lambda _n: relay.tick(600))
+    few = max(200, count // 40)  # the textbook's way is slow
+    rates = Rates(
+        _rate(engine, settings, way, few, lambda: _textbook(settings, way, few)),
+        _rate(engine, settings, way, count, lambda: _bare(settings, way)),
+        _rate(engine, settings, way, count, lambda: relay.tick(600)),
+    )
     relay.close()
-    tell("single events")
-    delays = _latencies(settings, singles, lambda: _delay_one(app))
-    adds = _latencies(settings, singles, _add_one)
     engine.dispose()
-    return Measured(textbook, bare, ours, *adds, *delays)
+    return rates
 
 
-def _rate(engine: Engine, settings: Settings, count: int, drain: Callable[[int], Any]) -> float:
-    """Events per second, from a full outbox and an empty broker."""
+def _rate(engine: Engine, settings: Settings, way: Way, count: int, drain: Callable[[], Any]) -> float:
+    """Events per second, from a full outbox and empty servers."""
     with engine.begin() as connection:
         connection.execute(text("TRUNCATE outbox_event, outbox_audit"))
-        connection.execute(FILL, {"destination": RING, "count": count})
+        connection.execute(FILL, {"destination": way.destination, "count": count})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE outbox_event"))
-    with redis.Redis.from_url(settings.broker_url) as broker:
-        broker.flushall()
+    for url in (settings.broker_url, settings.redis_url):
+        with redis.Redis.from_url(url) as server:
+            server.flushall()
     started_at = time.perf_counter()
-    drain(count)
+    drain()
     seconds = time.perf_counter() - started_at
     with engine.begin() as connection:
         sent = connection.execute(text("SELECT count(*) FROM outbox_event WHERE status = 'SENT'")).scalar_one()
@@ -95,30 +149,28 @@ def _rate(engine: Engine, settings: Settings, count: int, drain: Callable[[int],
     return count / seconds
 
 
-def _textbook(settings: Settings, app: Celery, count: int) -> None:
-    with _raw(settings) as connection, connection.cursor() as cursor, app.producer_pool.acquire() as producer:
+def _textbook(settings: Settings, way: Way, count: int) -> None:
+    with _raw(settings) as connection, connection.cursor() as cursor:
         for _ in range(count):
             cursor.execute("SELECT id, payload FROM outbox_event WHERE status = 'NEW' ORDER BY id LIMIT 1 FOR UPDATE")
             id_, payload = cursor.fetchone()
-            app.send_task("tasks.ingest", (payload["ids"],), queue="ingest", producer=producer)
+            way.one(payload)
             cursor.execute("UPDATE outbox_event SET status = 'SENT', sent_at = now() WHERE id = %s", (id_,))
             connection.commit()
 
 
-def _bare(settings: Settings, app: Celery) -> None:
+def _bare(settings: Settings, way: Way) -> None:
     psycopg2_style = dialect()  # type: ignore[no-untyped-call]
     claim, ack = (str(statement.compile(dialect=psycopg2_style)) for statement in (CLAIM_GIVEN, ACK))
-    with _raw(settings) as connection, connection.cursor() as cursor, app.producer_pool.acquire() as producer:
+    with _raw(settings) as connection, connection.cursor() as cursor:
         while True:
             values = {"worker_id": "bare", "limit": BATCH, "lease_seconds": 60, "lease_token": str(uuid.uuid4())}
-            cursor.execute(claim, values | {"only": [RING], "without": [], **asdict(NO_FLOOR)})
+            cursor.execute(claim, values | {"only": [way.destination], "without": [], **NO_FLOOR.values})
             rows = cursor.fetchall()
             connection.commit()
             if not rows:
                 return
-            ids = [one for row in rows for one in row[2]["ids"]]
-            for start in range(0, len(ids), MESSAGE):
-                app.send_task("tasks.ingest", (ids[start : start + MESSAGE],), queue="ingest", producer=producer)
+            way.many(rows)
             cursor.execute(ack, values | {"id": [row[0] for row in rows], "external_id": [None] * len(rows)})
             connection.commit()
 
@@ -142,8 +194,7 @@ def _add_one() -> float:
         return time.perf_counter()
 
 
-def _latencies(settings: Settings, count: int, ring: Callable[[], float]) -> tuple[float, float]:
-    """Until the message can be popped from the broker: median and 99th percentile."""
+def _latency(settings: Settings, count: int, ring: Callable[[], float]) -> Latency:
     times = []
     with redis.Redis.from_url(settings.broker_url) as broker:
         for _ in range(count + 20):
@@ -152,7 +203,7 @@ def _latencies(settings: Settings, count: int, ring: Callable[[], float]) -> tup
             assert broker.blpop(_lists(), timeout=5), "the message did not arrive"
             times.append((time.perf_counter() - began_at) * 1000)
     times = sorted(times[20:])  # the first ones open connections
-    return times[len(times) // 2], times[int(len(times) * 0.99)]
+    return Latency(times[len(times) // 2], times[int(len(times) * 0.99)])
 
 
 def _lists() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -22,32 +23,47 @@ from models.schema import migrate
 
 
 @contextmanager
-def scratch_servers() -> Iterator[settings.Settings]:
-    """This process talks to servers of its own until the end of the block."""
+def scratch_servers(*, stream: str | None = None) -> Iterator[settings.Settings]:
+    """This process talks to servers of its own until the end of the block. `stream` becomes a destination."""
     folder = Path(tempfile.mkdtemp(prefix="celeriac-bench-"))
     folder.chmod(0o755)
     home = Home(folder / "home")
     home.create()
-    before = os.environ.get("CELERIAC_HOME")
+    running: list[Running] = []
     try:
         parts, addresses = embedded_servers(home, home.ports(dict.fromkeys(PORTS, 0), wished={}))
-        running = [Running(home, part) for part in parts]
+        running += [Running(home, part) for part in parts]
         _await(running)
-        for part in parts:
-            part.finish()
+        for one in parts:
+            one.finish()
         home.write_stack(addresses)
-        os.environ["CELERIAC_HOME"] = str(home.path)
-        settings.current.cache_clear()
-        engine = make_engine(settings.current().database_url)
-        migrate(engine)
-        engine.dispose()
-        yield settings.current()
+        variables = {"CELERIAC_HOME": str(home.path), **{name: addresses[name] for name in settings.SERVER_VARIABLES}}
+        if stream:
+            address = addresses["REDIS_URL"].replace("redis://", "redis-stream://", 1)
+            variables["OUTBOX_DESTINATIONS"] = json.dumps({stream: f"{address}?stream={stream}"})
+        with _environment(variables):
+            engine = make_engine(settings.current().database_url)
+            migrate(engine)
+            engine.dispose()
+            yield settings.current()
     finally:
         stop_parts(home)
+        for part in running:
+            part.exit_code()  # asked for, so that nobody takes it for running
         shutil.rmtree(folder, ignore_errors=True)
-        os.environ.pop("CELERIAC_HOME")
-        if before is not None:
-            os.environ["CELERIAC_HOME"] = before
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Over whatever the shell has set: a measurement empties tables, and must never meet somebody's own servers."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    settings.current.cache_clear()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
         settings.current.cache_clear()
 
 

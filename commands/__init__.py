@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from commands import bench, check, config, ledger, outbox, stack
+from commands import bench, check, config, ledger, outbox, relay, stack
 from commands.output import complain
 from models.errors import CeleriacError
 from settings import SettingsError
@@ -21,7 +21,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for subject in (stack, ledger, check, config, outbox, bench):
+for subject in (stack, ledger, check, config, relay, outbox, bench):
     subject.register(app)
 
 

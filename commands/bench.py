@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,35 +17,72 @@ def register(app: typer.Typer) -> None:
 
 
 def outbox(
+    *,
     count: Annotated[int, typer.Option(min=1000, help="Events for the relays.")] = 20_000,
     singles: Annotated[int, typer.Option(min=100, help="Single events for the latency.")] = 1000,
+    history: Annotated[int, typer.Option(min=50_000, help="SENT, and as many scheduled, events.")] = 1_000_000,
+    held_seconds: Annotated[int, typer.Option(min=1, help="How long a transaction is held open.")] = 60,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The relay beside the textbook's and its own bare statements; a single event beside `.delay()`.
+    """The relay beside the textbook's and its own bare statements, a single event beside `.delay()`, and old age.
 
-    Example: `manage.py bench outbox --count 20000`
+    Example: `manage.py bench outbox --history 100000 --held-seconds 10`
     """
-    from bench.outbox import measure  # noqa: PLC0415 - loads everything
+    from bench import outbox as fresh  # noqa: PLC0415 - loads everything
+    from bench import outbox_history as old  # noqa: PLC0415
     from bench.scratch import scratch_servers  # noqa: PLC0415
 
-    with console.status("starting servers …") as progress, scratch_servers() as settings:
-        found = measure(settings, count=count, singles=singles, tell=lambda what: progress.update(f"{what} …"))
+    with console.status("starting servers …") as status, scratch_servers(stream=fresh.STREAM) as settings:
+        status.update("relays to the Celery queue …")
+        celery = fresh.to_celery(settings, count=count)
+        status.update("relays to a Redis Stream …")
+        stream = fresh.to_redis_stream(settings, count=count)
+        status.update("single events …")
+        add, delay = fresh.latencies(settings, count=singles)
+        status.update("claims with a history …")
+        claim = old.claim_cost(settings, history=history)
+        status.update(f"a transaction is held open for {held_seconds} s …")
+        held = old.held_transaction(settings, seconds=held_seconds)
     if as_json:
-        print_json(found)
+        print_json({"celery": celery, "stream": stream, "add": add, "delay": delay, "claim": claim, "held": held})
         return
+    _print_rates("to the Celery queue", celery)
+    _print_rates("to a Redis Stream", stream)
     print_table(
-        ("relay to the Celery queue", "events/s", "ratio"),
+        ("one event, until the message can be popped", "p50 ms", "p99 ms"),
         [
-            ("textbook, one row at a time", f"{found.textbook:,.0f}", f"ours is {found.times_textbook:.1f}×"),
-            ("bare statements", f"{found.bare:,.0f}", f"ours is {found.share_of_bare:.0%}"),
-            ("ours", f"{found.ours:,.0f}", ""),
+            ("plain .delay()", f"{delay.p50_ms:.1f}", f"{delay.p99_ms:.1f}"),
+            ("outbox.add, from its COMMIT", f"{add.p50_ms:.1f}", f"{add.p99_ms:.1f}"),
         ],
     )
     console.print()
     print_table(
-        ("one event, until the message can be popped", "p50 ms", "p99 ms"),
+        ("growing old", "before", "after", "ratio"),
         [
-            ("plain .delay()", f"{found.delay_p50_ms:.1f}", f"{found.delay_p99_ms:.1f}"),
-            ("outbox.add, from its COMMIT", f"{found.add_p50_ms:.1f}", f"{found.add_p99_ms:.1f}"),
+            (
+                f"claim of a batch; {history:,} SENT, {history:,} scheduled",
+                f"{claim.without_history_ms:.1f} ms",
+                f"{claim.with_history_ms:.1f} ms",
+                f"{claim.ratio:.2f}×",
+            ),
+            (
+                f"drain, {held.passed:,} events under a held transaction",
+                f"{held.first_rate:,.0f}/s",
+                f"{held.last_rate:,.0f}/s",
+                f"{held.ratio:.0%}",
+            ),
+            ("its first claim", f"{held.first_claim_ms:.1f} ms", f"{held.last_claim_ms:.1f} ms", ""),
         ],
     )
+
+
+def _print_rates(where: str, rates: Any) -> None:
+    print_table(
+        (f"relay {where}", "events/s", "ratio"),
+        [
+            ("textbook, one row at a time", f"{rates.textbook:,.0f}", f"ours is {rates.times_textbook:.1f}×"),
+            ("bare statements", f"{rates.bare:,.0f}", f"ours is {rates.share_of_bare:.0%}"),
+            ("ours", f"{rates.ours:,.0f}", ""),
+        ],
+    )
+    console.print()

@@ -1,44 +1,85 @@
-"""relay: publish what is due, without beat."""
+"""outbox: what waits to be published, what is dead, and what to do about it."""
 
 from __future__ import annotations
 
-import signal
-import threading
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import settings
-from commands.output import console, print_json
+from commands import outbox_dead
+from commands.output import age, camel, moment, print_json, print_table
+from models.status import EventStatus
+
+if TYPE_CHECKING:
+    from outbox.backlog import Backlog
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(relay)
+    outbox = typer.Typer()
+    outbox.callback(invoke_without_command=True)(show)
+    outbox_dead.register(outbox)
+    app.add_typer(outbox, name="outbox")
 
 
-def relay(
-    once: Annotated[bool, typer.Option("--once", help="One tick, then end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
+def show(
+    context: typer.Context,
+    *,
+    status: Annotated[list[EventStatus] | None, typer.Option(help="List events of this status.")] = None,
+    destination: Annotated[str | None, typer.Option(help="Of this destination only.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="With --status: at most so many.")] = 50,
+    before: Annotated[int | None, typer.Option(help="With --status: the last id of the page before.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Publish due events until Ctrl-C. Any number of relays may run beside beat's.
+    """What waits, by destination; with --status, the events themselves, newest first.
 
-    Example: `manage.py relay --once --json`
+    Example: `manage.py outbox --status DEAD --json`
     """
-    from outbox.relay import Relay  # noqa: PLC0415 - loads SQLAlchemy and Celery
+    if context.invoked_subcommand:
+        return
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from outbox import backlog  # noqa: PLC0415
 
-    worker = Relay.of(settings.current())
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    try:
-        while not stopped.is_set():
-            ticked = worker.tick()
-            if once and as_json:
-                print_json({"sent": ticked.sent, "failed": ticked.failed, "dead": ticked.dead})
-            elif once or ticked.sent or ticked.failed or ticked.dead:
-                console.print(f"sent {ticked.sent}, failed {ticked.failed}, dead {ticked.dead}")
-            if once:
-                break
-            stopped.wait(ticked.next_in_seconds)
-    finally:
-        worker.close()
+    with engine().connect() as connection:
+        if not status:
+            waiting = [each for each in backlog.backlog(connection) if destination in (None, each.destination)]
+            _print_backlog(waiting, as_json)
+            return
+        found = backlog.events(connection, statuses=status, destination=destination, before=before, limit=limit)
+    if as_json:
+        print_json([camel(event) for event in found])
+        return
+    print_table(
+        ("id", "destination", "status", "attempts", "created", "due", "last error"),
+        [
+            (
+                str(event.id),
+                event.destination,
+                event.status,
+                str(event.attempt_count),
+                moment(event.created_at),
+                moment(event.next_retry_at),
+                (event.last_error or "").partition("\n")[0][:120],
+            )
+            for event in found
+        ],
+    )
+
+
+def _print_backlog(waiting: list[Backlog], as_json: bool) -> None:
+    if as_json:
+        print_json([camel(each) for each in waiting])
+        return
+    print_table(
+        ("destination", "due", "scheduled", "dead", "oldest due"),
+        [
+            (each.destination, _count(each.due), _count(each.scheduled), _count(each.dead), age(each.oldest_due))
+            for each in waiting
+        ],
+    )
+
+
+def _count(number: int) -> str:
+    """Counting ends somewhere."""
+    from outbox.backlog import CEILING  # noqa: PLC0415 - loads SQLAlchemy
+
+    return f"{number:,}+" if number >= CEILING else f"{number:,}"

@@ -19,12 +19,11 @@ in the order of ids (P14). Only `claim_outbox` commits; the others leave that to
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import Connection, TextClause
@@ -70,24 +69,26 @@ class Floor:
     """
 
     fresh_id: int = 0
-    scheduled_at: datetime | None = None  # None: above all that are due since ever, which are the fresh ones
-    scheduled_id: int = 2**63 - 1
-    key: str | None = None
+    scheduled: tuple[datetime, int] = (datetime.min.replace(tzinfo=UTC), 0)
+    key: str = ""  # inclusive
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """For the claim. Above the earliest of all times no event is fresh: those are due since -infinity."""
+        at, id_ = self.scheduled
+        return {"fresh_id": self.fresh_id, "scheduled_at": at, "scheduled_id": id_, "key": self.key}
 
     def above(self, events: Collection[ClaimedEvent]) -> Floor:
         """The floor after these were claimed."""
-        floor = self
+        fresh, scheduled, keys = [self.fresh_id], [self.scheduled], [self.key]
         for event in events:
-            match event:
-                case ClaimedEvent(ordering_key=str(key)):
-                    floor = replace(floor, key=max(floor.key or key, key))
-                case ClaimedEvent(next_retry_at=None):
-                    floor = replace(floor, fresh_id=max(floor.fresh_id, event.id))
-                case ClaimedEvent(next_retry_at=at):
-                    seen = (floor.scheduled_at, floor.scheduled_id) if floor.scheduled_at else (at, event.id)
-                    at, id_ = max(seen, (at, event.id))
-                    floor = replace(floor, scheduled_at=at, scheduled_id=id_)
-        return floor
+            if event.ordering_key is not None:
+                keys.append(event.ordering_key + "\x01")  # the very next, since no text holds a NUL
+            elif event.next_retry_at is None:
+                fresh.append(event.id)
+            else:
+                scheduled.append((event.next_retry_at, event.id))
+        return Floor(max(fresh), max(scheduled), max(keys))
 
 
 NO_FLOOR: Final = Floor()
@@ -126,7 +127,7 @@ def claim_outbox(
         "without": list(without),
     }
     if only is not None:
-        values |= {"only": list(set(only)), **dataclasses.asdict(after)}
+        values |= {"only": list(set(only)), **after.values}
     rows = connection.execute(CLAIM_ANY if only is None else CLAIM_GIVEN, values).all()
     db.commit()
     return sorted((ClaimedEvent(*row) for row in rows), key=lambda event: (event.waiting_since, event.id))

@@ -47,7 +47,7 @@ _NEXT_DESTINATION: Final = """least(
              WHERE status IN ('NEW', 'RETRYING') AND ordering_key IS NULL{above}),
             (SELECT min(destination) FROM outbox_event
              WHERE status <> 'SENT' AND ordering_key IS NOT NULL{above}))"""
-_WAITING: Final = f"""
+WAITING: Final = f"""
     hop (name) AS (
         SELECT {_NEXT_DESTINATION.format(above="")}
         UNION ALL
@@ -111,15 +111,14 @@ _CLAIM: Final = f"""
               greatest(e.created_at, e.next_retry_at) AS waiting_since, e.next_retry_at, e.dedup_key, e.ordering_key
 """
 CLAIM_ANY: Final = text(
-    _CLAIM.format(every=_WAITING, fresh_above="", scheduled_above=f"{_DUE_AT} > '-infinity'", heads_above="")
+    _CLAIM.format(every=WAITING, fresh_above="", scheduled_above=f"{_DUE_AT} > '-infinity'", heads_above="")
 )
 CLAIM_GIVEN: Final = text(
     _CLAIM.format(
         every=_GIVEN,
         fresh_above=" AND e.id > :fresh_id",
-        scheduled_above=f"""
-                ({_DUE_AT}, e.id) > (coalesce(CAST(:scheduled_at AS timestamptz), '-infinity'), :scheduled_id)""",
-        heads_above=" AND (CAST(:key AS text) IS NULL OR ordering_key > :key)",
+        scheduled_above=f"({_DUE_AT}, e.id) > (:scheduled_at, :scheduled_id)",
+        heads_above=" AND ordering_key >= :key",
     )
 )
 
@@ -163,7 +162,7 @@ DEDUP: Final = text("""
 """)
 
 # The destinations that have unsent events.
-DESTINATIONS: Final = text(f"WITH RECURSIVE {_WAITING} SELECT destination FROM every")
+DESTINATIONS: Final = text(f"WITH RECURSIVE {WAITING} SELECT destination FROM every")
 
 # hasten: RETRYING because nobody answered → due at once.
 HASTEN: Final = text("""

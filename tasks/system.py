@@ -11,12 +11,14 @@ from celery import Task
 import metrics
 import settings
 from models.engine import engine
+from outbox.prune import prune
 from outbox.relay import Relay
 from tasks.celery import app
 from tasks.ticks import record_tick, single_flight
 
 BEAT: Final = "beat"
 RELAY_BUDGET_SECONDS: Final = 10.0
+PRUNE_BUDGET_SECONDS: Final = 5.0
 
 
 @app.task(name="tasks.beat_seen", bind=True)
@@ -30,6 +32,19 @@ def beat_seen(self: Task[[], None]) -> None:
 def relay() -> None:
     """One tick of the relay, unless another one is under way."""
     _counted("relay", _tick_relay)
+
+
+@app.task(name="outbox.prune")
+def prune_outbox() -> None:
+    """SENT events whose retention is over go away, in small batches."""
+    _counted("outbox-prune", _tick_prune)
+
+
+def _tick_prune() -> None:
+    with single_flight(engine(), "outbox-prune", holder=_relay().worker_id, seconds=2 * PRUNE_BUDGET_SECONDS) as ours:
+        if ours:
+            hours = settings.current().outbox_sent_retention_hours
+            prune(engine(), hours=hours, budget_seconds=PRUNE_BUDGET_SECONDS)
 
 
 def _tick_relay() -> None:

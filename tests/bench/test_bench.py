@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,19 +11,40 @@ from pathlib import Path
 
 import pytest
 
-from settings import ROOT
+from bench.scratch import scratch_servers
+from settings import ROOT, current
+
+
+def left_behind() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("celeriac-bench-*"))
+
+
+def test_a_measurement_never_meets_the_servers_that_the_shell_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = left_behind()
+    monkeypatch.setenv("DATABASE_URL", "postgresql://somebody@127.0.0.1:1/precious")
+    monkeypatch.setenv("BROKER_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/1")
+    monkeypatch.setenv("OUTBOX_DESTINATIONS", "{}")
+    current.cache_clear()
+    with scratch_servers(stream="s") as settings:
+        urls = [settings.database_url, settings.broker_url, settings.redis_url]
+        assert not [url for url in urls if ":1/" in url]
+        assert "stream=s" in settings.outbox_destinations["s"]
+    assert os.environ["DATABASE_URL"] == "postgresql://somebody@127.0.0.1:1/precious"
+    assert left_behind() == before
 
 
 @pytest.mark.slow
 def test_the_bench_of_the_outbox_measures_and_cleans_up() -> None:
-    before = set(Path(tempfile.gettempdir()).glob("celeriac-bench-*"))
+    before = left_behind()
+    few = ["--count", "1000", "--singles", "100", "--history", "50000", "--held-seconds", "2"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "manage.py"), "bench", "outbox", "--count", "1000", "--singles", "100", "--json"],
+        [sys.executable, str(ROOT / "manage.py"), "bench", "outbox", *few, "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
     found = json.loads(done.stdout)
-    assert found.keys() >= {"textbook", "bare", "ours", "add_p50_ms", "delay_p99_ms"}
-    assert min(found.values()) > 0
-    assert set(Path(tempfile.gettempdir()).glob("celeriac-bench-*")) == before
+    assert found.keys() == {"celery", "stream", "add", "delay", "claim", "held"}
+    assert min(number for part in found.values() for number in part.values()) > 0
+    assert left_behind() == before

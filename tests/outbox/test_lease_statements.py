@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -115,7 +114,7 @@ def test_a_claim_does_not_feel_what_it_does_not_claim(
         with outbox.cluster.superuser.connect() as connection:
             connection.execute(text("TRUNCATE ledger_clock; ANALYZE outbox_event"))
             connection.commit()
-            least = [pages(connection, statement, only=["d"], **asdict(NO_FLOOR), **values) for _ in range(3)]
+            least = [pages(connection, statement, only=["d"], **NO_FLOOR.values, **values) for _ in range(3)]
         return min(least)
 
     with outbox.cluster.superuser.begin() as connection:

@@ -1,0 +1,136 @@
+"""What the outbox costs when it is old: a long history, and a transaction elsewhere that stops every vacuum."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Engine, text
+
+from bench.outbox import FILL, RING
+from models.engine import make_engine
+from outbox.lease import NO_FLOOR, claim_outbox
+from outbox.relay import Relay
+from settings import Settings
+
+CLAIMS: Final = 25
+DRAINED: Final = 5000
+PER_SECOND: Final = 1000
+STEPS_PER_SECOND: Final = 10
+SENT: Final = text("""
+    INSERT INTO outbox_event (destination, payload, status, sent_at)
+    SELECT :destination, '{"type": "t", "ids": ["x"]}', 'SENT', (SELECT ledger_now()) FROM generate_series(1, :count)
+""")
+SCHEDULED: Final = text("""
+    INSERT INTO outbox_event (destination, payload, next_retry_at)
+    SELECT :destination, '{"type": "t", "ids": ["x"]}', (SELECT ledger_now()) + interval '1 day'
+    FROM generate_series(1, :count)
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCost:
+    """The median time of one claim of a batch, in milliseconds."""
+
+    without_history_ms: float
+    with_history_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.with_history_ms / self.without_history_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Drain rates, in events per second, and claim times, in milliseconds, under a held transaction."""
+
+    first_rate: float
+    last_rate: float
+    first_claim_ms: float
+    last_claim_ms: float
+    passed: int  # events that went in and out in between
+
+    @property
+    def ratio(self) -> float:
+        return self.last_rate / self.first_rate
+
+
+def claim_cost(settings: Settings, *, history: int) -> ClaimCost:
+    """`history` SENT and as many scheduled events, and a tenth of that due."""
+    engine = make_engine(settings.database_url)
+    due = history // 10
+    _fill(engine, due=due, history=0)
+    light = _claim_ms(engine, settings)
+    _fill(engine, due=due, history=history)
+    heavy = _claim_ms(engine, settings)
+    _fill(engine, due=0, history=0)
+    engine.dispose()
+    return ClaimCost(light, heavy)
+
+
+def held_transaction(settings: Settings, *, seconds: int) -> Held:
+    """1,000 events a second go in and out while a transaction elsewhere keeps every dead row from being vacuumed."""
+    engine = make_engine(settings.database_url)
+    _fill(engine, due=0, history=0)
+    relay = Relay.of(settings)
+    _drain(engine, relay)  # connections are open, plans are known
+    with engine.connect() as holder:
+        holder.execute(text("SELECT pg_current_xact_id()"))
+        first_claim, first = _one_claim_ms(engine, settings), _drain(engine, relay)
+        passed = _throttled(engine, relay, seconds)
+        last_claim, last = _one_claim_ms(engine, settings), _drain(engine, relay)
+    relay.close()
+    engine.dispose()
+    return Held(first, last, first_claim, last_claim, passed)
+
+
+def _fill(engine: Engine, *, due: int, history: int) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE outbox_event, outbox_audit"))
+        connection.execute(SENT, {"destination": RING, "count": history})
+        connection.execute(SCHEDULED, {"destination": RING, "count": history})
+        connection.execute(FILL, {"destination": RING, "count": due})
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE outbox_event"))
+
+
+def _claim_ms(engine: Engine, settings: Settings) -> float:
+    """The claims follow each other as a drain's do."""
+    times, floor = [], NO_FLOOR
+    with engine.connect() as connection:
+        for _ in range(CLAIMS):
+            started_at = time.perf_counter()
+            events = claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[RING], after=floor)
+            times.append((time.perf_counter() - started_at) * 1000)
+            assert len(events) == settings.outbox_publish_batch_size, "there was less to claim than a batch"
+            floor = floor.above(events)
+    return sorted(times)[len(times) // 2]
+
+
+def _one_claim_ms(engine: Engine, settings: Settings) -> float:
+    """From the very start of the index, where the dead entries lie."""
+    with engine.connect() as connection:
+        started_at = time.perf_counter()
+        claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[RING])
+        return (time.perf_counter() - started_at) * 1000
+
+
+def _throttled(engine: Engine, relay: Relay, seconds: int) -> int:
+    count = PER_SECOND // STEPS_PER_SECOND
+    passed, began_at = 0, time.monotonic()
+    while time.monotonic() < began_at + seconds:
+        with engine.begin() as connection:
+            connection.execute(FILL, {"destination": RING, "count": count})
+        passed += relay.tick(60).sent
+        time.sleep(max(0.0, began_at + passed / PER_SECOND - time.monotonic()))
+    return passed
+
+
+def _drain(engine: Engine, relay: Relay) -> float:
+    with engine.begin() as connection:
+        connection.execute(FILL, {"destination": RING, "count": DRAINED})
+    started_at = time.perf_counter()
+    sent = relay.tick(600).sent
+    assert sent == DRAINED, f"{sent} of {DRAINED} events were sent"
+    return DRAINED / (time.perf_counter() - started_at)

@@ -1,0 +1,35 @@
+"""Points in time as an operator types them: `2026-11-16T10:30+01:00`, or how long ago: `90s`, `2h`, `3d`."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import typer
+from sqlalchemy import Connection, text
+
+_AGO: Final = re.compile(r"(\d{1,9})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+HELP: Final = "a time (2026-11-16T10:30, UTC unless it says otherwise) or how long ago (90s, 2h, 3d)"
+
+
+def moment(given: str | None) -> datetime | timedelta | None:
+    """A parser for options."""
+    if given is None:
+        return None
+    if ago := _AGO.fullmatch(given):
+        return timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        raise typer.BadParameter(f"{given!r} is not {HELP}.") from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def resolved(given: datetime | timedelta | None, connection: Connection) -> datetime | None:
+    """How long ago, by the ledger's clock (P13)."""
+    if isinstance(given, timedelta):
+        now: datetime = connection.execute(text("SELECT ledger_now()")).scalar_one()
+        return now - given
+    return given

@@ -1,0 +1,136 @@
+"""outbox requeue-dead, outbox discard-dead: what an operator does with dead events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from commands import moments
+from commands.consent import operator, require_consent
+from commands.output import camel, console, print_json, print_table, with_progress
+
+if TYPE_CHECKING:
+    from outbox.dead_events import Choice, DeadCount
+
+Ids = Annotated[list[int] | None, typer.Option("--id", help="This event; may be given several times.")]
+Destination = Annotated[str | None, typer.Option(help="Of this destination only.")]
+Error = Annotated[str | None, typer.Option(help="Whose last error contains this text.")]
+Since = Annotated[str | None, typer.Option(help=f"Created since {moments.HELP}.")]
+Until = Annotated[str | None, typer.Option(help=f"Created before {moments.HELP}.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest first.")]
+Reason = Annotated[str | None, typer.Option(help="Kept in the audit, with your name.")]
+Everything = Annotated[bool, typer.Option("--all", help="Without a filter: all of them, unasked.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many, by destination and error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("requeue-dead")(requeue_dead)
+    app.command("discard-dead")(discard_dead)
+
+
+def requeue_dead(
+    *,
+    ids: Ids = None,
+    destination: Destination = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = None,
+    reason: Reason = None,
+    everything: Everything = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Publish dead events after all: attempts start again, the audit keeps their history.
+
+    Example: `manage.py outbox requeue-dead --destination orders --since 2h --dry-run`
+    """
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from outbox.dead_events import requeue  # noqa: PLC0415
+
+    choice = _choice(ids, destination, error, since, until)
+    if total := _agreed_total("requeue", choice, limit, everything=everything, dry_run=dry_run, as_json=as_json):
+        _do("requeued", requeue(engine(), choice, actor=operator(), reason=reason, limit=limit), total, as_json=as_json)
+
+
+def discard_dead(
+    *,
+    ids: Ids = None,
+    destination: Destination = None,
+    error: Error = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Limit = None,
+    reason: Reason = None,
+    everything: Everything = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Give dead events up: they are deleted, their audit stays, and what waited behind them goes on.
+
+    Example: `manage.py outbox discard-dead --id 17 --reason "sent by hand"`
+    """
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from outbox.dead_events import discard  # noqa: PLC0415
+
+    choice = _choice(ids, destination, error, since, until)
+    if total := _agreed_total("discard", choice, limit, everything=everything, dry_run=dry_run, as_json=as_json):
+        _do(
+            "discarded", discard(engine(), choice, actor=operator(), reason=reason, limit=limit), total, as_json=as_json
+        )
+
+
+def _choice(
+    ids: list[int] | None, destination: str | None, error: str | None, since: str | None, until: str | None
+) -> Choice:
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from outbox.dead_events import Choice  # noqa: PLC0415
+
+    after, before = moments.moment(since), moments.moment(until)
+    with engine().connect() as connection:
+        return Choice(
+            ids or None, destination, error, moments.resolved(after, connection), moments.resolved(before, connection)
+        )
+
+
+def _agreed_total(
+    verb: str, choice: Choice, limit: int | None, *, everything: bool, dry_run: bool, as_json: bool
+) -> int:
+    """How many it will be; 0 after a dry run. Prints what is chosen, unless a program asked."""
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from outbox.dead_events import count  # noqa: PLC0415
+
+    with engine().connect() as connection:
+        found = count(connection, choice)
+    total = min(sum(each.count for each in found), limit or 2**63)
+    if dry_run and as_json:
+        print_json({"total": total, "dryRun": True, "groups": [camel(each) for each in found]})
+    elif not as_json:
+        _print_counts(found, total)
+    if dry_run or not total:
+        if as_json and not dry_run:
+            print_json({"done": 0})
+        return 0
+    require_consent(f"{verb.capitalize()} {total:,} events?", chosen=not choice.is_all, everything=everything)
+    return total
+
+
+def _print_counts(found: list[DeadCount], total: int) -> None:
+    if not found:
+        console.print("No dead event is chosen.")
+        return
+    print_table(
+        ("destination", "error", "events"), [(each.destination, each.error, f"{each.count:,}") for each in found]
+    )
+    console.print(f"chosen: {total:,}")
+
+
+def _do(what: str, batches: Iterator[int], total: int, *, as_json: bool) -> None:
+    done = with_progress(batches, total=total, what=what)
+    if as_json:
+        print_json({"done": done})
+    else:
+        console.print(f"{what}: {done:,}")

@@ -1,0 +1,53 @@
+"""Pruning: SENT events whose retention is over go away in small batches, each its own short transaction.
+
+Their audit rows go with them. NEW, RETRYING and DEAD events are never pruned. The retention is also the window in which
+a duplicate is recognised (P21).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Engine, text
+
+BATCH: Final = 1000
+
+# prune: SENT longer ago than the retention → gone, the oldest first, skipping what others are locking.
+PRUNE: Final = text("""
+    WITH old AS MATERIALIZED (
+        SELECT id FROM outbox_event
+        WHERE status = 'SENT' AND sent_at < (SELECT ledger_now()) - make_interval(hours => :hours)
+        ORDER BY sent_at LIMIT :batch FOR UPDATE SKIP LOCKED),
+    gone AS (DELETE FROM outbox_event e USING old WHERE e.id = old.id RETURNING e.id),
+    audits AS (DELETE FROM outbox_audit a USING gone WHERE a.outbox_id = gone.id)
+    SELECT count(*) FROM gone
+""")
+
+# Errors of the whole relay belong to no event: they go by their own age.
+PRUNE_AUDITS: Final = text("""
+    DELETE FROM outbox_audit
+    WHERE outbox_id IS NULL AND created_at < (SELECT ledger_now()) - make_interval(hours => :hours)
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many events went, and whether there are more."""
+
+    events: int
+    more: bool
+
+
+def prune(engine: Engine, *, hours: int, budget_seconds: float = 5.0) -> Pruned:
+    """Until nothing is old enough or the time is over."""
+    deadline = time.monotonic() + budget_seconds
+    events, last = 0, BATCH
+    while last == BATCH and time.monotonic() < deadline:
+        with engine.begin() as connection:
+            last = connection.execute(PRUNE, {"hours": hours, "batch": BATCH}).scalar_one()
+        events += last
+    with engine.begin() as connection:
+        connection.execute(PRUNE_AUDITS, {"hours": hours})
+    return Pruned(events, more=last == BATCH)

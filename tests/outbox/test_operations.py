@@ -1,0 +1,209 @@
+"""What an operator sees and does: the backlog, the dead, and that what is old goes away."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from typer.testing import CliRunner, Result
+
+import commands
+from models.engine import engine
+from models.status import EventStatus
+from outbox import backlog as read
+from outbox.dead_events import Choice, count, discard, requeue
+from outbox.prune import BATCH, prune
+from outbox.publishers.contract import Sent
+from outbox.relay import Relay
+from tasks.system import prune_outbox
+from tests.outbox.ledger import insert, rows
+from tests.outbox.scripted import scripted
+from tests.outbox.table import OutboxTable
+from tests.servers import ServersOfTests
+
+HOUR = 3600
+
+
+def backlog(outbox: OutboxTable) -> list[read.Backlog]:
+    with outbox.engine.connect() as connection:
+        return read.backlog(connection)
+
+
+def audit_of(engine: Engine, outbox_id: int) -> list[tuple[str, str, str]]:
+    found = text("SELECT code, worker_id, detail FROM outbox_audit WHERE outbox_id = :id ORDER BY id")
+    with engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(found, {"id": outbox_id})]
+
+
+def test_the_backlog_counts_what_is_due_apart_from_what_is_scheduled_and_dead(outbox: OutboxTable) -> None:
+    outbox.add_many(3, "a", created_at=outbox.later(-HOUR))
+    outbox.add_many(2, "a", status="RETRYING", next_retry_at=outbox.later(-60), created_at=outbox.later(-2 * HOUR))
+    outbox.add_many(4, "a", next_retry_at=outbox.later(HOUR))
+    outbox.add_many(5, "a", status="SENT", sent_at=outbox.now())
+    outbox.add_many(2, "b", ordering_key="k", created_at=outbox.later(-30))
+    outbox.add("b", ordering_key="k", next_retry_at=outbox.later(HOUR))
+    outbox.add("c", status="DEAD")
+    a, b, c = backlog(outbox)
+    assert (a.destination, a.due, a.scheduled, a.dead) == ("a", 5, 4, 0)
+    assert a.oldest_due is not None
+    assert timedelta(hours=1) <= a.oldest_due < timedelta(hours=1, minutes=1)
+    assert (b.destination, b.due, b.scheduled, b.dead) == ("b", 2, 1, 0)
+    assert (c.destination, c.due, c.scheduled, c.dead, c.oldest_due) == ("c", 0, 0, 1, None)
+
+
+def test_counting_ends_at_its_ceiling(outbox: OutboxTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(read._LOOK, "ceiling", 10)
+    outbox.add_many(25, "a", created_at=outbox.later(-HOUR))
+    outbox.add_many(25, "a", next_retry_at=outbox.later(HOUR))
+    (a,) = backlog(outbox)
+    assert (a.due, a.scheduled) == (10, 10)
+    assert a.oldest_due is not None
+    assert a.oldest_due >= timedelta(hours=1)
+
+
+def test_a_list_is_paged_from_the_newest(outbox: OutboxTable) -> None:
+    dead = outbox.add_many(5, status="DEAD")
+    outbox.add_many(3)
+    with outbox.engine.connect() as connection:
+        page = read.events(connection, statuses=[EventStatus.DEAD], limit=2)
+        rest = read.events(connection, statuses=[EventStatus.DEAD], before=page[-1].id)
+        assert read.events(connection, statuses=[EventStatus.DEAD], destination="another") == []
+    assert [event.id for event in page + rest] == dead[::-1]
+
+
+def test_a_requeued_event_starts_again_and_its_history_stays(outbox: OutboxTable) -> None:
+    event = outbox.add(status="DEAD", attempt_count=10, last_error="no such host")
+    assert list(requeue(outbox.engine, Choice(), actor="me@here", reason="mended")) == [1]
+    row = outbox.row(event)
+    assert (row["status"], row["attempt_count"], row["next_retry_at"]) == ("NEW", 0, None)
+    assert audit_of(outbox.engine, event) == [("outbox_requeued", "me@here", "mended; after 10 attempts: no such host")]
+    assert list(requeue(outbox.engine, Choice(), actor="me@here")) == []
+
+
+def test_a_discarded_event_is_gone_and_its_audit_is_not(outbox: OutboxTable) -> None:
+    event = outbox.add(status="DEAD", attempt_count=1)
+    assert list(discard(outbox.engine, Choice([event]), actor="me@here")) == [1]
+    assert event not in outbox.rows()
+    assert audit_of(outbox.engine, event) == [("outbox_discarded", "me@here", "after 1 attempts: no error")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen"),
+    [
+        (Choice(), {"old", "refused", "other"}),
+        (Choice(destination="d"), {"old", "refused"}),
+        (Choice(error="REFUSED"), {"refused"}),
+        (Choice(error="100%"), set()),  # no pattern, just text
+    ],
+    ids=["all", "destination", "error", "text"],
+)
+def test_only_what_is_chosen_is_requeued(outbox: OutboxTable, choice: Choice, chosen: set[str]) -> None:
+    ids = {
+        "old": outbox.add(status="DEAD", last_error="timeout\nat line 1"),
+        "refused": outbox.add(status="DEAD", last_error="Connection refused"),
+        "other": outbox.add("e", status="DEAD"),
+        "alive": outbox.add(),
+        "sent": outbox.add(status="SENT", sent_at=outbox.now(), last_error="refused"),
+    }
+    before = outbox.rows()
+    with outbox.engine.connect() as connection:
+        assert sum(each.count for each in count(connection, choice)) == len(chosen)
+    assert sum(requeue(outbox.engine, choice, actor="me")) == len(chosen)
+    assert {name for name, event in ids.items() if outbox.row(event) != before[event]} == chosen
+
+
+def test_dead_events_are_chosen_by_when_they_were_created(outbox: OutboxTable) -> None:
+    old, new = (outbox.add(status="DEAD", created_at=outbox.later(-age)) for age in (HOUR, 60))
+    list(requeue(outbox.engine, Choice(until=outbox.later(-120)), actor="me"))
+    assert (outbox.row(old)["status"], outbox.row(new)["status"]) == ("NEW", "DEAD")
+    list(requeue(outbox.engine, Choice(since=outbox.later(-120)), actor="me"))
+    assert outbox.row(new)["status"] == "NEW"
+
+
+def test_requeueing_goes_in_batches_and_never_beyond_its_limit(outbox: OutboxTable) -> None:
+    dead = outbox.add_many(1200, status="DEAD")
+    assert list(requeue(outbox.engine, Choice(), actor="me", limit=700)) == [500, 700]
+    assert [event for event, row in outbox.rows().items() if row["status"] == "NEW"] == dead[:700]
+    assert list(requeue(outbox.engine, Choice(), actor="me")) == [500]
+
+
+def test_what_was_sent_long_ago_is_pruned_with_its_audit_and_nothing_else(outbox: OutboxTable) -> None:
+    outbox.add_many(BATCH + 5, status="SENT", sent_at=outbox.later(-2 * HOUR), created_at=outbox.later(-3 * HOUR))
+    old_but_unsent = [outbox.add(status=status, created_at=outbox.later(-100 * HOUR)) for status in ("NEW", "DEAD")]
+    fresh = outbox.add(status="SENT", sent_at=outbox.later(-HOUR / 2), created_at=outbox.later(-100 * HOUR))
+    gone = min(outbox.rows())
+    audits = text("""
+        INSERT INTO outbox_audit (outbox_id, code, worker_id, created_at)
+        SELECT CAST(id AS bigint), 'outbox_flush_success', 'w', ledger_now() - make_interval(hours => age)
+        FROM (VALUES (:gone, 3), (:fresh, 3), (NULL, 3), (NULL, 0)) AS given(id, age)""")
+    with outbox.engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox_audit"))
+        connection.execute(audits, {"gone": gone, "fresh": fresh})
+    pruned = prune(outbox.engine, hours=1)
+    assert (pruned.events, pruned.more) == (BATCH + 5, False)
+    assert list(outbox.rows()) == [*old_but_unsent, fresh]
+    with outbox.engine.begin() as connection:
+        kept = connection.execute(text("DELETE FROM outbox_audit RETURNING outbox_id")).scalars().all()
+    assert sorted(kept, key=str) == sorted([fresh, None], key=str)
+
+
+def test_pruning_stops_when_its_time_is_over_and_says_that_there_is_more(outbox: OutboxTable) -> None:
+    outbox.add_many(2, status="SENT", sent_at=outbox.later(-2 * HOUR))
+    assert prune(outbox.engine, hours=1, budget_seconds=0).more
+    assert len(outbox.rows()) == 2
+
+
+def test_beat_prunes_by_the_retention_of_the_settings(stack: ServersOfTests) -> None:
+    insert("d", status="SENT", sent_at="2000-01-01")
+    insert("d", status="SENT", sent_at="2100-01-01")
+    prune_outbox.run()
+    assert len(rows()) == 1
+
+
+def manage(*arguments: str, **how: Any) -> Result:
+    return CliRunner().invoke(commands.app, ["outbox", *arguments], **how)
+
+
+def test_the_backlog_and_the_dead_are_printed_for_people_and_for_programs(stack: ServersOfTests) -> None:
+    insert("orders", 2)
+    (dead,) = insert("hook", status="DEAD", last_error="[red]\x1b[31mno", attempt_count=3)
+    found = json.loads(manage("--json").stdout)
+    assert [(each["destination"], each["due"], each["dead"]) for each in found] == [("hook", 0, 1), ("orders", 2, 0)]
+    assert "orders" in manage().stdout
+    (event,) = json.loads(manage("--status", "DEAD", "--json").stdout)
+    assert (event["id"], event["attemptCount"], event["lastError"]) == (dead, 3, "[red]\x1b[31mno")
+    listed = manage("--status", "DEAD").stdout
+    assert "[red] [31mno" in listed  # neither our markup nor the terminal's
+
+
+def test_without_a_filter_and_a_terminal_nothing_is_requeued(stack: ServersOfTests) -> None:
+    insert("hook", 2, status="DEAD", last_error="no")
+    refused = manage("requeue-dead")
+    assert refused.exit_code == 2
+    assert "hook" in refused.stdout
+    assert "--all" in refused.stderr
+    assert rows("status") == [("DEAD",)] * 2
+    assert manage("requeue-dead", "--all").exit_code == 0
+    assert rows("status") == [("NEW",)] * 2
+
+
+def test_a_dry_run_says_how_many_and_changes_nothing(stack: ServersOfTests) -> None:
+    insert("hook", 2, status="DEAD", last_error="no")
+    said = json.loads(manage("discard-dead", "--destination", "hook", "--dry-run", "--json").stdout)
+    assert said == {"total": 2, "dryRun": True, "groups": [{"destination": "hook", "error": "no", "count": 2}]}
+    assert len(rows()) == 2
+    assert json.loads(manage("discard-dead", "--since", "1h", "--limit", "1", "--json").stdout) == {"done": 1}
+    assert json.loads(manage("discard-dead", "--until", "2000-01-01", "--json").stdout) == {"done": 0}
+    assert len(rows()) == 1
+    assert manage("discard-dead", "--since", "yesterday").exit_code == 2
+
+
+def test_a_requeued_event_is_published(relay: Relay) -> None:
+    publisher = scripted(relay, "hook", lambda _event: Sent())
+    ids = insert("hook", status="DEAD", attempt_count=10)
+    list(requeue(engine(), Choice(ids), actor="me"))
+    assert relay.tick().sent == 1
+    assert publisher.got == ids
