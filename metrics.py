@@ -67,6 +67,17 @@ OUTBOX_PUBLISH_DELAY_SECONDS: Final = Histogram(
 )
 OUTBOX_FLUSH_TOTAL: Final = Counter("outbox_flush_total", "Attempts, by the code of their outcome", ["code"])
 
+INGEST_TASK_PROCESS_TOTAL: Final = Counter(
+    "ingest_task_process_total", "Deliveries, by what became of them", ["result"]
+)
+INGEST_TASK_PROCESS_SECONDS: Final = Histogram(
+    "ingest_task_process_seconds", "Time in the handler, by what became of the task", ["result"]
+)
+INGEST_TASK_DLQ_TOTAL: Final = Counter("ingest_task_dlq_total", "Dead letters that were published")
+INGEST_STREAM_RECLAIM_TOTAL: Final = Counter("ingest_stream_reclaim_total", "Tasks of lost workers", ["result"])
+LEASE_LOST_TOTAL: Final = Counter("lease_lost_total", "Tasks whose holder was refused because its lease was lost")
+LEASE_EXPIRED_TOTAL: Final = Counter("lease_expired_total", "Leases that ran out and were taken over")
+
 
 def observe_many(histogram: Histogram, values: Iterable[float]) -> None:
     """As `observe` for each, with a few writes to the counters' file instead of two for each."""

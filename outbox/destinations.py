@@ -2,20 +2,22 @@
 
 An event names a destination and never an address, so that a row cannot point the relay at an arbitrary host.
 
-    redis-stream://:password@host:6379/0?stream=NAME       entries of a Redis Stream (rediss-stream:// with TLS)
+    redis-stream://:password@host:6379/0?stream=NAME         entries of a Redis Stream (rediss-stream:// with TLS)
+    amqp://user:password@host/vhost?exchange=NAME&routing_key=KEY    messages of RabbitMQ (amqps:// with TLS)
+    kafka://host:9092,host2:9092/TOPIC                       records of Kafka; further options are librdkafka's
+    https://host/path?secret=KEY                             a signed POST per event (allow_private=1, allow_http=1)
 
 `dedup=1` in an address looks for an earlier event with the same payload before each publish (P21).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
-from outbox.publishers.celery import CeleryPublisher
 from outbox.publishers.contract import Publisher
-from outbox.publishers.redis_stream import RedisStreamPublisher
 from settings import Settings
 
 CELERY: Final = "celery:"
@@ -41,19 +43,77 @@ def is_ring(name: str) -> bool:
 
 def open_destination(name: str, settings: Settings) -> Destination:
     if is_ring(name):
-        return Destination(CeleryPublisher(name.removeprefix(CELERY), settings.broker_url), is_ring=True)
+        from outbox.publishers.celery import CeleryPublisher  # noqa: PLC0415 - each kind is loaded when it is needed
+
+        queue = name.removeprefix(CELERY)
+        declares = queue == settings.ingest_dlq_queue
+        return Destination(CeleryPublisher(queue, settings.broker_url, declares=declares), is_ring=True)
     if name not in settings.outbox_destinations:
         raise UnknownDestination(
             f"There is no destination {name!r}: name it in OUTBOX_DESTINATIONS, or correct the event."
         )
-    url = urlsplit(settings.outbox_destinations[name])
-    options = dict(parse_qsl(url.query))
-    match url.scheme:
-        case "redis-stream" | "rediss-stream" if options.get("stream"):
-            server = urlunsplit(url._replace(scheme=url.scheme.removesuffix("-stream"), query=""))
-            publisher = RedisStreamPublisher(server, options["stream"])
-        case "redis-stream" | "rediss-stream":
-            raise UnknownDestination(f"The address of {name!r} names no stream: add ?stream=NAME.")
-        case scheme:
-            raise UnknownDestination(f"The address of {name!r} begins with {scheme!r}, which no publisher knows.")
-    return Destination(publisher, dedup=options.get("dedup") == "1")
+    try:
+        url = urlsplit(settings.outbox_destinations[name])
+    except ValueError:  # its text would repeat the address
+        raise UnknownDestination(f"The address of {name!r} cannot be used: it is no address.") from None
+    if url.scheme not in _OPENERS:
+        raise UnknownDestination(
+            f"The address of {name!r} cannot be used: it begins with {url.scheme!r}, which no publisher knows."
+        )
+    options = dict(parse_qsl(url.query, keep_blank_values=True))
+    dedup = options.pop("dedup", "") == "1"
+    try:
+        return Destination(_OPENERS[url.scheme](url, options), dedup=dedup)
+    except ValueError as error:
+        raise UnknownDestination(f"The address of {name!r} cannot be used: {error}.") from None
+
+
+def _redis_stream(url: SplitResult, options: dict[str, str]) -> Publisher:
+    from outbox.publishers.redis_stream import RedisStreamPublisher  # noqa: PLC0415
+
+    if not options.get("stream"):
+        raise ValueError("it names no stream, add ?stream=NAME")
+    server = url._replace(scheme=url.scheme.removesuffix("-stream"), query="")
+    return RedisStreamPublisher(urlunsplit(server), options["stream"])
+
+
+def _amqp(url: SplitResult, options: dict[str, str]) -> Publisher:
+    from outbox.publishers.amqp import AmqpPublisher  # noqa: PLC0415
+
+    exchange, routing_key = options.get("exchange", ""), options.get("routing_key", "")
+    if not exchange and not routing_key:
+        raise ValueError("it names no exchange and no queue, add ?exchange=NAME&routing_key=KEY or ?routing_key=QUEUE")
+    return AmqpPublisher(urlunsplit(url._replace(query="")), exchange=exchange, routing_key=routing_key)
+
+
+def _kafka(url: SplitResult, options: dict[str, str]) -> Publisher:
+    from outbox.publishers.kafka import KafkaPublisher  # noqa: PLC0415
+
+    topic = unquote(url.path.removeprefix("/"))
+    if not topic or not url.netloc:
+        raise ValueError("it is not kafka://host:9092/TOPIC")
+    return KafkaPublisher(url.netloc, topic, options=options)
+
+
+def _http(url: SplitResult, options: dict[str, str]) -> Publisher:
+    from outbox.publishers.http import HttpPublisher  # noqa: PLC0415
+
+    ours = {"secret", "dedup", "allow_private", "allow_http"}  # the rest of the query is the receiver's
+    theirs = [part for part in url.query.split("&") if part.partition("=")[0] not in ours]
+    return HttpPublisher(
+        urlunsplit(url._replace(query="&".join(theirs))),
+        secret=options.get("secret"),
+        allow_private=options.get("allow_private") == "1",
+        allow_http=options.get("allow_http") == "1",
+    )
+
+
+_OPENERS: Final[dict[str, Callable[[SplitResult, dict[str, str]], Publisher]]] = {
+    "redis-stream": _redis_stream,
+    "rediss-stream": _redis_stream,
+    "amqp": _amqp,
+    "amqps": _amqp,
+    "kafka": _kafka,
+    "https": _http,
+    "http": _http,
+}

@@ -14,12 +14,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from outbox import after_commit
 from outbox.canonical import canonical_json, payload_sha
 from outbox.destinations import is_ring
-from outbox.lease import ClaimedEvent, Db
+from outbox.lease import ClaimedEvent, Db, connection_of
 from outbox.submitter import submitter
 
 CHUNK: Final = 1000
@@ -92,7 +91,7 @@ Written = tuple[NewEvent, str, str]
 
 
 def _add_chunk(db: Db, chunk: Sequence[Written]) -> list[int]:
-    connection = db.connection() if isinstance(db, Session) else db
+    connection = connection_of(db)
     ours = submitter()
     watched = after_commit.is_watched(db)
     leased = [watched and _is_express(event) and ours.accepts(event.destination) for event, _, _ in chunk]

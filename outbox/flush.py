@@ -178,8 +178,7 @@ class Flush:
             cap_ms=self.settings.outbox_retry_max_backoff_ms,
             jitter=self.settings.outbox_retry_jitter,
         )
-        asked = min((retry_after_seconds or 0) * 1000, self.settings.outbox_retry_max_backoff_ms)
-        return max(wait, asked)
+        return max(wait, (retry_after_seconds or 0) * 1000)
 
     def _measure_delays(self, events: Sequence[ClaimedEvent], acked: set[int]) -> None:
         now: datetime = self.connection.execute(NOW).scalar_one()

@@ -221,7 +221,7 @@ def check_dedup(db: Db, destination: str, payload_sha: str) -> SentDuplicate | N
 def check_dedup_many(db: Db, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], SentDuplicate]:
     """The same for many, in one query."""
     values = {"destinations": [name for name, _ in wanted], "keys": [key for _, key in wanted]}
-    rows = _connection(db).execute(DEDUP, values)
+    rows = connection_of(db).execute(DEDUP, values)
     return {(row.destination, row.key): SentDuplicate(row.id, row.external_id, row.sent_at) for row in rows}
 
 
@@ -229,10 +229,11 @@ def _execute(db: Db, statement: TextClause, values: Arrays, worker_id: str, leas
     if not values["id"]:
         return set()
     parameters = values | {"worker_id": worker_id, "lease_token": lease_token}
-    return set(_connection(db).execute(statement, parameters).scalars())
+    return set(connection_of(db).execute(statement, parameters).scalars())
 
 
-def _connection(db: Db) -> Connection:
+def connection_of(db: Db) -> Connection:
+    """Where a session or connection executes."""
     return db.connection() if isinstance(db, Session) else db
 
 
@@ -244,7 +245,7 @@ def _connection_without_work(db: Db) -> Connection:
     bind = db.get_bind() if isinstance(db, Session) else db
     if db.in_transaction() or (isinstance(bind, Connection) and bind.in_transaction()):
         raise Misuse("claim_outbox commits, and this connection has a transaction open: commit it or use another one.")
-    return _connection(db)
+    return connection_of(db)
 
 
 def _short(error: str) -> str:

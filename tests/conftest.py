@@ -21,7 +21,7 @@ from tests.another_postgres import another_postgres
 from tests.isolation import isolate
 from tests.servers import Cluster, ServersOfTests, truncate_everything, wait_until
 
-pytest_plugins = ["tests.coverage_report"]
+pytest_plugins = ["tests.coverage_report", "tests.nodes.plugin"]
 
 
 def pytest_configure() -> None:

@@ -4,7 +4,8 @@
 destination has confirmed. It returns within its own time limits, well below a lease (what it did not get to is
 `NotTried`), and raises nothing but `DestinationDown`: nobody answered, what has arrived is not known, and all of it may
 be sent again. Events need not arrive in the order of the batch: those that must wait for each other have an
-`ordering_key`, and a batch holds one of them at most (P20).
+`ordering_key`, and a batch holds one of them at most (P20). A constructor opens nothing; ValueError is the only thing
+that it raises, in a sentence that does not show the address.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Failed:
     """It has not arrived, or nobody knows; it is worth another attempt."""
 
     error: str
-    retry_after_seconds: float | None = None
+    retry_after_seconds: float | None = None  # as the destination asked for; at most a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NotTried:
-    """The time was over before its turn: it is given back as it was."""
+    """Its turn did not come, or nobody said what became of it: it is given back as it was."""
 
 
 Result = Sent | Failed | Refused | NotTried

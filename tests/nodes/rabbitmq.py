@@ -27,6 +27,7 @@ from tests.nodes.programs import environment
 MISSING: Final = "RabbitMQ: no rabbitmq-server is installed and AMQP_URL is not set"
 USER: Final = "celeriac"
 VHOSTS: Final = 16  # made at the start, 20 ms each; `rabbitmqctl add_vhost` would cost a second
+LARGEST_MESSAGE: Final = 1_000_000  # bytes; by default 128 MiB, or 16 MiB since 4.0
 QUEUES: Final = ("ingest", "system", "ingest.dlq")
 
 
@@ -94,6 +95,7 @@ class OwnRabbit:
         (self.folder / "rabbitmq.conf").write_text(
             f"load_definitions = {self.folder / 'definitions.json'}\n"
             "log.console = true\nlog.console.level = error\nlog.file = false\ndisk_free_limit.absolute = 10MB\n"
+            f"max_message_size = {LARGEST_MESSAGE}\n"
         )
 
 

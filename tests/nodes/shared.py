@@ -13,20 +13,45 @@ from tests.nodes.containers import RabbitNode, RedisNode, WorkerNode
 Broker = RedisNode | RabbitNode
 
 
+class SharedRabbit:
+    """The one RabbitMQ of a run, with vhosts by name."""
+
+    def __init__(self) -> None:
+        self.server: rabbitmq.OwnRabbit | rabbitmq.GivenRabbit | None = None
+        self._nodes: dict[str, RabbitNode] = {}
+
+    def launch(self) -> None:
+        """Does not wait for it: it takes six seconds."""
+        self.server = self.server or rabbitmq.launch()
+
+    def vhost(self, name: str) -> RabbitNode:
+        """The same one for the same name."""
+        self.launch()
+        if self.server is None:
+            pytest.skip(rabbitmq.MISSING)
+        if name not in self._nodes:
+            self._nodes[name] = RabbitNode(self.server)
+        self._nodes[name].ensure_running()
+        return self._nodes[name]
+
+    def end(self) -> None:
+        if self.server:
+            self.server.end()
+
+
 class SharedNodes:
     """What a test has ended is started again for the next one."""
 
-    def __init__(self, folder: Path, *, ledger: Home) -> None:
+    def __init__(self, folder: Path, *, ledger: Home, rabbit: SharedRabbit) -> None:
         self.folder = folder
         self.ledger = ledger
-        self.rabbit: rabbitmq.OwnRabbit | rabbitmq.GivenRabbit | None = None
+        self._rabbit = rabbit
         self._redis: RedisNode | None = None
-        self._rabbit_node: RabbitNode | None = None
         self._workers: dict[str, WorkerNode] = {}
 
-    def launch_rabbitmq(self) -> None:
-        """Does not wait for it: it takes six seconds."""
-        self.rabbit = self.rabbit or rabbitmq.launch()
+    @property
+    def rabbit(self) -> rabbitmq.OwnRabbit | rabbitmq.GivenRabbit | None:
+        return self._rabbit.server
 
     def redis(self) -> RedisNode:
         if self._redis is None:
@@ -35,13 +60,7 @@ class SharedNodes:
         return self._redis
 
     def rabbitmq(self) -> RabbitNode:
-        self.launch_rabbitmq()
-        if self.rabbit is None:
-            pytest.skip(rabbitmq.MISSING)
-        if self._rabbit_node is None:
-            self._rabbit_node = RabbitNode(self.rabbit)
-        self._rabbit_node.ensure_running()
-        return self._rabbit_node
+        return self._rabbit.vhost("workers")
 
     def worker(self, broker: Broker) -> WorkerNode:
         """A bare worker: two children wherever it runs, its own /metrics, and it knows the task that tests hold."""
@@ -56,8 +75,6 @@ class SharedNodes:
             worker.process.end()
         if self._redis:
             self._redis.process.end()
-        if self.rabbit:
-            self.rabbit.end()
 
     def _launch_worker(self, broker: Broker) -> None:
         if broker.url in self._workers:

@@ -40,6 +40,13 @@ def session(stack: ServersOfTests) -> Iterator[Session]:
         yield session
 
 
+def nested(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 def published() -> None:
     assert submitter().flush(10)
 
@@ -236,23 +243,35 @@ def rows_of(session: Session) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("payload", "reason"),
+    ("payload", "code"),
     [
-        ({"a": object()}, "not JSON"),
-        ({"a": float("nan")}, "not JSON"),
-        ({"a": "x\x00y"}, "NUL"),
-        ({"a\x00": 1}, "NUL"),
-        ({"a": "\ud800"}, "surrogate"),
-        ({"a": "x" * 10_000_000}, "bytes"),
+        ({"a": object()}, "payload_not_json"),
+        ({"a": float("nan")}, "payload_not_json"),
+        ({"a": "\ud800"}, "payload_not_json"),
+        ({"a": "x\x00y"}, "payload_has_nul"),
+        ({"a\x00": 1}, "payload_has_nul"),
+        ({"a": "x" * 10_000_000}, "payload_too_large"),
+        (nested(64), "payload_too_deep"),
+        (nested(100_000), "payload_too_deep"),
+        ([{str(n): n} for n in range(10_001)], "payload_too_many_keys"),
     ],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_a_payload_that_cannot_be_stored_is_refused_before_anything_is(
-    payload: Any, reason: str, session: Session
+    payload: Any, code: str, session: Session
 ) -> None:
-    with pytest.raises(BadPayload, match=reason):
+    with pytest.raises(BadPayload) as refused:
         outbox.add_many(session, [outbox.NewEvent("hook", {"good": True}), outbox.NewEvent("hook", payload)])
+    assert refused.value.code == code
     session.commit()
     assert rows() == []
+
+
+def test_what_is_just_within_the_limits_is_stored(session: Session) -> None:
+    outbox.add(session, "hook", nested(63))
+    outbox.add(session, "hook", [{str(n): "{[:"} for n in range(10_000)])
+    session.commit()
+    assert len(rows()) == 2
 
 
 def test_text_that_looks_like_a_nul_is_text(session: Session) -> None:

@@ -9,6 +9,11 @@ import redis
 
 import settings
 from outbox.destinations import UnknownDestination, open_destination
+from outbox.publishers.amqp import AmqpPublisher
+from outbox.publishers.contract import Publisher
+from outbox.publishers.http import HttpPublisher
+from outbox.publishers.kafka import KafkaPublisher
+from outbox.publishers.redis_stream import RedisStreamPublisher
 from outbox.relay import Relay
 from tests.outbox.ledger import insert, rows
 from tests.servers import ServersOfTests
@@ -41,6 +46,10 @@ def test_an_event_reaches_a_configured_stream(stack: ServersOfTests, monkeypatch
     [
         ("redis-stream://:hunter2@h/0", "names no stream"),
         ("gopher://:hunter2@h/0", "which no publisher knows"),
+        ("https://[::1/hunter2", "cannot be used"),
+        ("amqp://u:hunter2@h/v", "names no exchange"),
+        ("amqp://u:hunter2℀@h/", "is no address"),
+        ("kafka://h:9092/?sasl.password=hunter2", "is not kafka"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_a_sentence_without_its_password(
@@ -49,4 +58,24 @@ def test_an_address_that_cannot_be_used_is_a_sentence_without_its_password(
     with pytest.raises(UnknownDestination, match=reason) as refused:
         open_destination("crm", configure(monkeypatch, crm=address))
     assert "hunter2" not in str(refused.value)
+    settings.current.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("address", "publisher"),
+    [
+        ("redis-stream://h:6379/0?stream=s", RedisStreamPublisher),
+        ("amqp://u:p@h/v?exchange=e&routing_key=k", AmqpPublisher),
+        ("amqps://u:p@h/v?routing_key=queue", AmqpPublisher),
+        ("kafka://h:9092,i:9092/topic?security.protocol=SSL", KafkaPublisher),
+        ("https://h/path?secret=s&theirs=1", HttpPublisher),
+    ],
+)
+def test_the_scheme_of_an_address_chooses_the_publisher(
+    address: str, publisher: type[Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_destination("crm", configure(monkeypatch, crm=f"{address}&dedup=1"))
+    assert isinstance(opened.publisher, publisher)
+    assert opened.dedup
+    opened.publisher.close()
     settings.current.cache_clear()

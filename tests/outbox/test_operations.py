@@ -18,7 +18,7 @@ from outbox.dead_events import Choice, count, discard, requeue
 from outbox.prune import BATCH, prune
 from outbox.publishers.contract import Sent
 from outbox.relay import Relay
-from tasks.system import prune_outbox
+from tasks import ticks
 from tests.outbox.ledger import insert, rows
 from tests.outbox.scripted import scripted
 from tests.outbox.table import OutboxTable
@@ -159,7 +159,7 @@ def test_pruning_stops_when_its_time_is_over_and_says_that_there_is_more(outbox:
 def test_beat_prunes_by_the_retention_of_the_settings(stack: ServersOfTests) -> None:
     insert("d", status="SENT", sent_at="2000-01-01")
     insert("d", status="SENT", sent_at="2100-01-01")
-    prune_outbox.run()
+    assert ticks.run("prune")["events"] == 1
     assert len(rows()) == 1
 
 

@@ -15,7 +15,7 @@ import kombu.pools
 import pytest
 
 from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, WorkerNode
-from tests.nodes.shared import SharedNodes
+from tests.nodes.shared import SharedNodes, SharedRabbit
 from tests.servers import ServersOfTests
 from tests.tasks.celery_settings import celery_settings
 from tests.tasks.held import Held
@@ -25,13 +25,11 @@ RABBITMQ = pytest.param("celery_rabbitmq_broker", marks=pytest.mark.guarantee)
 
 @pytest.fixture(scope="session", autouse=True)
 def nodes(
-    request: pytest.FixtureRequest, servers: ServersOfTests, tmp_path_factory: pytest.TempPathFactory
+    servers: ServersOfTests, shared_rabbit: SharedRabbit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedNodes]:
     migrated = servers.cluster.url(servers.cluster.migrated)
     servers.home.write_stack({**servers.addresses, "DATABASE_URL": migrated})  # as `stack` does for each test
-    nodes = SharedNodes(tmp_path_factory.mktemp("nodes"), ledger=servers.home)
-    if any("rabbitmq" in item.name for item in request.session.items):
-        nodes.launch_rabbitmq()  # boots while other tests run
+    nodes = SharedNodes(tmp_path_factory.mktemp("nodes"), ledger=servers.home, rabbit=shared_rabbit)
     yield nodes
     nodes.end()
 

@@ -7,8 +7,10 @@ import pytest
 from outbox.publishers.contract import DestinationDown, Sent
 from tests.outbox.publishers.case import Case, events
 
+RABBITMQ = [pytest.param(name, marks=pytest.mark.guarantee) for name in ("amqp", "celery_on_rabbitmq")]
 
-@pytest.fixture(params=["celery", "redis_stream"])
+
+@pytest.fixture(params=["celery", "http", "redis_stream", *RABBITMQ])
 def case(request: pytest.FixtureRequest) -> Case:
     made: Case = request.getfixturevalue(request.param)
     return made
