@@ -83,7 +83,7 @@ _exchange = Exchange("celeriac", type="direct", durable=True)
 # a worker without -Q consumes every queue in this list.
 task_queues = [
     Queue(name, _exchange, routing_key=name, durable=True, queue_arguments=_queue_arguments)
-    for name in ("ingest", "system")
+    for name in dict.fromkeys((*current().ingest_queues, "system"))
 ]
 task_default_queue = "ingest"  # what has no route is work, not a tick
 task_default_exchange = "celeriac"  # Celery's default would be an exchange named after the queue
@@ -112,11 +112,13 @@ PRUNE_SECONDS = 60.0  # small steps, often: never one long DELETE
 beat_scheduler = "celery.beat:Scheduler"  # needs no file: what was last run is in the ledger
 beat_max_loop_interval = 1  # a clock that was set back delays a tick by a second, not by minutes
 _relay_seconds = current().outbox_publish_interval_ms / 1000
+_reclaim_seconds = current().ingest_reclaim_interval_ms / 1000
 beat_schedule = {  # every tick may be sent twice or not at all
     name: {"task": task, "schedule": seconds, "options": {"expires": seconds, "ignore_result": True}}
     for name, task, seconds in (
         ("beat-seen", "tasks.beat_seen", BEAT_SEEN_SECONDS),
         ("relay", "outbox.relay", _relay_seconds),
-        ("outbox-prune", "outbox.prune", PRUNE_SECONDS),
+        ("reclaim", "tasks.reclaim", _reclaim_seconds),
+        ("prune", "tasks.prune", PRUNE_SECONDS),
     )
 }

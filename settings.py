@@ -136,6 +136,12 @@ class Settings(BaseSettings):
         "INGEST_REDIS_DLQ_STREAM_KEY",
     )
     ingest_handlers: Words = knob((), "modules with your handlers, separated by commas")
+    ingest_queues: Words = knob(
+        ("ingest",), "queues for tasks, separated by commas; a bare worker consumes them all", min_length=1
+    )
+    ingest_succeeded_retention_hours: int = knob(168, "how long SUCCEEDED and DISCARDED tasks are kept", ge=1)
+    ingest_dead_retention_hours: int = knob(0, "how long DEAD tasks are kept; 0: for ever", ge=0)
+    ingest_tombstone_retention_hours: int = knob(720, "how long the key of a pruned task is remembered", ge=1)
     ingest_queue: Literal["celery", "kafka"] = knob("celery", "what carries the rings to the workers")
 
     # outbox

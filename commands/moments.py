@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
-from sqlalchemy import Connection, text
 
 _AGO: Final = re.compile(r"(\d{1,9})([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -25,11 +24,3 @@ def moment(given: str | None) -> datetime | timedelta | None:
     except ValueError:
         raise typer.BadParameter(f"{given!r} is not {HELP}.") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)
-
-
-def resolved(given: datetime | timedelta | None, connection: Connection) -> datetime | None:
-    """How long ago, by the ledger's clock (P13)."""
-    if isinstance(given, timedelta):
-        now: datetime = connection.execute(text("SELECT ledger_now()")).scalar_one()
-        return now - given
-    return given

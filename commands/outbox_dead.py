@@ -86,14 +86,13 @@ def discard_dead(
 def _choice(
     ids: list[int] | None, destination: str | None, error: str | None, since: str | None, until: str | None
 ) -> Choice:
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from models.clock import resolved  # noqa: PLC0415 - loads SQLAlchemy
+    from models.engine import engine  # noqa: PLC0415
     from outbox.dead_events import Choice  # noqa: PLC0415
 
     after, before = moments.moment(since), moments.moment(until)
     with engine().connect() as connection:
-        return Choice(
-            ids or None, destination, error, moments.resolved(after, connection), moments.resolved(before, connection)
-        )
+        return Choice(ids or None, destination, error, resolved(after, connection), resolved(before, connection))
 
 
 def _agreed_total(

@@ -11,7 +11,7 @@ condition to a bare call too. The body is parsed at creation, so it does not dep
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import CheckConstraint, Connection, Table, event, text
@@ -49,6 +49,17 @@ class LedgerClock(Base):
 
     only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     shift: Mapped[timedelta] = mapped_column(server_default=text("'0'"))
+
+
+def now(connection: Connection) -> datetime:
+    """What time it is for the ledger."""
+    at: datetime = connection.execute(text("SELECT ledger_now()")).scalar_one()
+    return at
+
+
+def resolved(moment: datetime | timedelta | None, connection: Connection) -> datetime | None:
+    """A time as it is; how long ago, by this clock."""
+    return now(connection) - moment if isinstance(moment, timedelta) else moment
 
 
 def needed_by_every_table() -> None:

@@ -7,11 +7,13 @@ from models.control import ApiToken, Checkpoint, QueueLimit, QueuePause, ShardLe
 from models.documents import Document, DocumentChunk
 from models.outbox import OutboxAudit, OutboxEvent
 from models.sinks import SinkTransaction
-from models.tasks import IngestTask, IngestTaskTransition, TaskAudit, TaskLease, TaskStep
+from models.submit_function import SUBMIT
+from models.tasks import IngestTask, IngestTaskTransition, RingHorizon, TaskAudit, TaskLease, TaskStep, TaskTombstone
 
 needed_by_every_table()
 
 __all__ = [
+    "SUBMIT",
     "ApiToken",
     "Base",
     "Chat",
@@ -27,10 +29,12 @@ __all__ = [
     "OutboxEvent",
     "QueueLimit",
     "QueuePause",
+    "RingHorizon",
     "ShardLease",
     "SinkTransaction",
     "TaskAudit",
     "TaskLease",
     "TaskStep",
+    "TaskTombstone",
     "Tick",
 ]

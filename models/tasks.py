@@ -55,10 +55,13 @@ class IngestTask(Base):
             "queue",
             "type",
             text("coalesce(next_retry_at, '-infinity')"),
+            "id",
             postgresql_where=text("status IN ('QUEUED', 'RETRYING')"),
         ),
         # Dead letters are listed by age, page by page, out of a table that holds millions of finished tasks.
         Index("ix_ingest_task_dead", "finished_at", "id", postgresql_where=text("status = 'DEAD'")),
+        # Pruning takes the oldest that are done.
+        Index("ix_ingest_task_done", "finished_at", postgresql_where=text("status IN ('SUCCEEDED', 'DISCARDED')")),
         {"postgresql_with": HOT},
     )
 
@@ -126,6 +129,22 @@ class TaskLease(Base):
     queue: Mapped[str]
     priority: Mapped[int] = mapped_column(SmallInteger)
     claimed_at: Mapped[Stamp]
+    rung_at: Mapped[datetime | None]  # of the latest of the tasks that its own message named
+
+
+class RingHorizon(Base):
+    """How far the broker has come with the rings of a queue and priority (P8): what was rung before and waits is lost.
+
+    `seen_rung_at` was claimed at `seen_at`; once that is a grace ago, it becomes `passed_rung_at`.
+    """
+
+    __tablename__ = "ring_horizon"
+
+    queue: Mapped[str] = mapped_column(primary_key=True)
+    priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
+    seen_rung_at: Mapped[datetime]
+    seen_at: Mapped[datetime]
+    passed_rung_at: Mapped[datetime | None]
 
 
 class TaskAudit(Base):
@@ -140,6 +159,19 @@ class TaskAudit(Base):
     code: Mapped[str]
     worker_id: Mapped[str]
     detail: Mapped[str | None]
+    created_at: Mapped[Stamp]
+
+
+class TaskTombstone(Base):
+    """What is left of a pruned task that had a key: whoever submits the key again meets it (P10)."""
+
+    __tablename__ = "task_tombstone"
+    # Stones, too, are pruned by age.
+    __table_args__ = (Index("ix_task_tombstone_created_at", "created_at"),)
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
+    status: Mapped[TaskStatus]
+    payload_sha: Mapped[str]  # of the payload as PostgreSQL writes it
     created_at: Mapped[Stamp]
 
 

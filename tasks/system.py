@@ -1,74 +1,45 @@
-"""Celery wrappers of the ticks that beat sends to the `system` queue: each calls one function and counts it."""
+"""What Celery knows: the task that runs tasks, and the ticks of beat on the `system` queue. Each calls one function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Final
-
 from celery import Task
 
-import metrics
-import settings
 from models.engine import engine
-from outbox.prune import prune
-from outbox.relay import Relay
+from tasks import ticks
 from tasks.celery import app
-from tasks.ticks import record_tick, single_flight
+from tasks.ingest import ingest as run_ingest
 
-BEAT: Final = "beat"
-RELAY_BUDGET_SECONDS: Final = 10.0
-PRUNE_BUDGET_SECONDS: Final = 5.0
+
+@app.task(name="tasks.ingest")
+def ingest(ids: list[str]) -> None:
+    """Run the tasks that a ring names."""
+    run_ingest(engine(), ids)
+
+
+@app.task(name="tasks.dead_letter")
+def dead_letter(task_id: str, error_code: str | None = None) -> None:
+    """A dead letter is there to be seen; whoever consumes the queue of dead letters all the same changes nothing."""
 
 
 @app.task(name="tasks.beat_seen", bind=True)
 def beat_seen(self: Task[[], None]) -> None:
     """Beat, the broker and a system worker are alive, and the ledger knows it: `manage.py check` reads this."""
-    holder = str(self.request.hostname or "")
-    _counted(BEAT, lambda: _record_beat(holder))
+    ticks.record_beat(str(self.request.hostname or ""))
 
 
 @app.task(name="outbox.relay")
 def relay() -> None:
     """One tick of the relay, unless another one is under way."""
-    _counted("relay", _tick_relay)
+    ticks.run("relay")
 
 
-@app.task(name="outbox.prune")
-def prune_outbox() -> None:
-    """SENT events whose retention is over go away, in small batches."""
-    _counted("outbox-prune", _tick_prune)
+@app.task(name="tasks.reclaim")
+def reclaim() -> None:
+    """Take over what was lost with its worker, and ring again for what was lost on the way."""
+    ticks.run("reclaim")
 
 
-def _tick_prune() -> None:
-    with single_flight(engine(), "outbox-prune", holder=_relay().worker_id, seconds=2 * PRUNE_BUDGET_SECONDS) as ours:
-        if ours:
-            hours = settings.current().outbox_sent_retention_hours
-            prune(engine(), hours=hours, budget_seconds=PRUNE_BUDGET_SECONDS)
-
-
-def _tick_relay() -> None:
-    relay = _relay()
-    with single_flight(engine(), "relay", holder=relay.worker_id, seconds=2 * RELAY_BUDGET_SECONDS) as ours:
-        if ours:
-            relay.tick(RELAY_BUDGET_SECONDS)
-
-
-@cache
-def _relay() -> Relay:
-    """The relay of this process. It is made in the child that runs ticks, never before the fork."""
-    return Relay.of(settings.current())
-
-
-def _record_beat(holder: str) -> None:
-    with engine().begin() as connection:
-        record_tick(connection, BEAT, holder=holder)
-
-
-def _counted(name: str, tick: Callable[[], None]) -> None:
-    try:
-        tick()
-    except Exception:
-        metrics.TICK_TOTAL.labels(name, "error").inc()
-        raise
-    metrics.TICK_TOTAL.labels(name, "ok").inc()
+@app.task(name="tasks.prune")
+def prune() -> None:
+    """What is final, or sent, and whose retention is over goes away, in small batches."""
+    ticks.run("prune")

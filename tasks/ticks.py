@@ -1,62 +1,81 @@
-"""The ledger's record of ticks: when each was last run, whoever ran it, and that one runs at a time (P24)."""
+"""The ticks: what must happen again and again, whoever calls it: beat, `--once`, or a worker when beat is silent (P24).
+
+Each runs once at a time, by its row in the ledger, has a time budget, and is harmless when it is called too often.
+"""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, text
+import metrics
+import settings
+from models.engine import engine
+from outbox import prune as outbox_prune
+from outbox.relay import Relay
+from tasks import broker, dead_letters, lost_rings, prune
+from tasks.actor import actor
+from tasks.reclaim import take_over
+from tasks.tick_rows import BEAT, record_tick, single_flight
 
-# record_tick: the tick ran just now, from start to end.
-RECORD_TICK = text("""
-    INSERT INTO tick (name, holder, started_at, finished_at)
-    VALUES (:name, :holder, ledger_now(), ledger_now())
-    ON CONFLICT (name) DO UPDATE
-    SET holder = excluded.holder, started_at = excluded.started_at, finished_at = excluded.finished_at
-""")
-
-# begin_tick: nobody runs it, or whoever did was lost → running, leased to us.
-BEGIN_TICK = text("""
-    INSERT INTO tick (name, holder, lease_token, lease_until, started_at)
-    VALUES (:name, :holder, :token, ledger_now() + make_interval(secs => :seconds), ledger_now())
-    ON CONFLICT (name) DO UPDATE
-    SET holder = excluded.holder, lease_token = excluded.lease_token, lease_until = excluded.lease_until,
-        started_at = excluded.started_at
-    WHERE tick.lease_until IS NULL OR tick.lease_until <= (SELECT ledger_now())
-    RETURNING name
-""")
-
-# end_tick: running, ours → ended now.
-END_TICK = text("""
-    UPDATE tick SET lease_token = NULL, lease_until = NULL, finished_at = ledger_now()
-    WHERE name = :name AND lease_token = :token
-""")
-
-# tick_age: how long ago a tick was last run to its end.
-TICK_AGE = text("SELECT (SELECT ledger_now()) - finished_at FROM tick WHERE name = :name")
+RELAY_BUDGET_SECONDS: Final = 10.0
+PRUNE_BUDGET_SECONDS: Final = 5.0
 
 
-def record_tick(connection: Connection, name: str, *, holder: str) -> None:
-    connection.execute(RECORD_TICK, {"name": name, "holder": holder})
-
-
-@contextmanager
-def single_flight(engine: Engine, name: str, *, holder: str, seconds: float) -> Iterator[bool]:
-    """False if the tick runs elsewhere. One that was lost with its process is free again after `seconds`."""
-    token = uuid.uuid4()
-    with engine.begin() as connection:
-        values = {"name": name, "holder": holder, "token": token, "seconds": seconds}
-        began = connection.execute(BEGIN_TICK, values).first() is not None
+def run(name: str) -> Any:
+    """Run a tick, unless it runs elsewhere; returns what it found, or None."""
     try:
-        yield began
-    finally:
-        if began:
-            with engine.begin() as connection:
-                connection.execute(END_TICK, {"name": name, "token": token})
+        tick, longest_seconds = TICKS[name]
+        with single_flight(engine(), name, holder=actor(), seconds=longest_seconds) as ours:
+            found = tick() if ours else None
+    except Exception:
+        metrics.TICK_TOTAL.labels(name, "error").inc()
+        raise
+    metrics.TICK_TOTAL.labels(name, "ok").inc()
+    return found
 
 
-def tick_age(connection: Connection, name: str) -> timedelta | None:
-    """None if it was never run."""
-    return connection.execute(TICK_AGE, {"name": name}).scalar()
+def record_beat(holder: str) -> None:
+    """Beat itself cannot be asked whether it lives: this row says so."""
+    with engine().begin() as connection:
+        record_tick(connection, BEAT, holder=holder)
+    metrics.TICK_TOTAL.labels(BEAT, "ok").inc()
+
+
+def _relay() -> Any:
+    return relay_of_this_process().tick(RELAY_BUDGET_SECONDS)
+
+
+def _reclaim() -> dict[str, Any]:
+    current = settings.current()
+    found: dict[str, Any] = {}
+    if current.ingest_reclaim_enabled:
+        reclaimed = take_over(engine(), current)
+        found |= {"leases": reclaimed.leases, "charged": reclaimed.charged, "isolated": reclaimed.isolated}
+    found["rungAgain"] = lost_rings.ring_again(engine(), current, depths=broker.depths)
+    return found
+
+
+def _prune() -> dict[str, int]:
+    current = settings.current()
+    events = outbox_prune.prune(
+        engine(), hours=current.outbox_sent_retention_hours, budget_seconds=PRUNE_BUDGET_SECONDS
+    )
+    tasks = prune.prune(engine(), current, budget_seconds=PRUNE_BUDGET_SECONDS)
+    letters = dead_letters.sync(engine(), current, depths=broker.depths, purge=broker.purge)
+    return {"events": events.events, "tasks": tasks.tasks, "letters": letters}
+
+
+@cache
+def relay_of_this_process() -> Relay:
+    """It is made in the process that runs ticks, never before the fork."""
+    return Relay.of(settings.current())
+
+
+# Each with the time after which one that was lost with its process may be run by another.
+TICKS: Final[dict[str, tuple[Callable[[], Any], float]]] = {
+    "relay": (_relay, 2 * RELAY_BUDGET_SECONDS),
+    "reclaim": (_reclaim, 60.0),
+    "prune": (_prune, 60.0),
+}

@@ -23,7 +23,7 @@ from embedded.redis import find_server
 from models.engine import engine, make_engine
 from models.schema import migrate
 from settings import ROOT, Settings
-from tasks.ticks import record_tick
+from tasks.tick_rows import record_tick
 from tests.compose import BIN, OURS, SERVICES, run, running
 from tests.servers import Cluster, ServersOfTests, wait_until
 

@@ -23,8 +23,7 @@ from models.engine import engine
 from models.errors import Unreachable
 from models.schema import head_revision, known_revisions, migrate
 from settings import ROOT
-from tasks.system import BEAT
-from tasks.ticks import record_tick
+from tasks.tick_rows import BEAT, record_tick
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
 

@@ -244,6 +244,8 @@ def test_every_table_of_the_owner_can_be_written_and_read_through_its_model(conn
         tables.TaskLease(token=one, holder="h", lease_until=now, task_ids=[one], type="t", queue="q", priority=5),
         tables.TaskAudit(task_id=one, code="late_success", worker_id="w"),
         tables.TaskStep(task_id=one, name="fetch", result=None),
+        tables.TaskTombstone(id=one, status=TaskStatus.SUCCEEDED, payload_sha="a"),
+        tables.RingHorizon(queue="q", priority=5, seen_rung_at=now, seen_at=now),
         tables.OutboxEvent(destination="d", payload={"ids": [str(one)]}),
         tables.OutboxAudit(code="outbox_flush_db_error", worker_id="w"),
         tables.SinkTransaction(gid="g", task_id=one, sink="s"),

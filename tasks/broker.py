@@ -1,0 +1,47 @@
+"""What the broker holds: how many messages wait in a queue, and how to empty one. Redis and RabbitMQ alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from models.errors import Unreachable
+from tasks.celery import app
+
+
+def depths(queues: Iterable[str]) -> dict[str, int]:
+    """Messages that no worker has taken yet. A queue that was never declared is empty."""
+    with _connection() as connection:
+        return {queue: _depth(connection, queue) for queue in queues}
+
+
+def purge(queue: str) -> int:
+    """Throw away what waits in a queue; returns how much it was."""
+    with _connection() as connection:
+        try:
+            return int(connection.default_channel.queue_purge(queue) or 0)
+        except connection.channel_errors:
+            return 0
+
+
+def _depth(connection: Any, queue: str) -> int:
+    with connection.channel() as channel:  # a queue that is not there costs the channel its life
+        try:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+        except connection.channel_errors:
+            return 0
+
+
+@contextmanager
+def _connection() -> Iterator[Any]:
+    """A broker that is away is a sentence."""
+    connection: Any = app.connection_for_read()
+    lost: tuple[type[Exception], ...] = connection.connection_errors
+    try:
+        connection.ensure_connection(max_retries=1, timeout=5)
+        yield connection
+    except lost as error:
+        raise Unreachable(f"The broker does not answer: {error}") from None
+    finally:
+        connection.release()

@@ -1,0 +1,149 @@
+"""The guard: which of the delivered tasks may run, and with what right. Every delivery is presumed a duplicate.
+
+Authority. A task belongs to whoever wrote the last `lease_token` into it; the lease is one row of `task_lease` for the
+whole batch (P2). The claim is committed before a handler starts. `heartbeat.py` renews the lease while the batch runs;
+`settle.py` names the token in every statement; when the lease is lost, reclaim gives the tasks to others, and whatever
+the old holder still wants to write is refused and audited.
+
+    QUEUED | RETRYING, due ──claim──► RUNNING, leased ──settle──► SUCCEEDED | RETRYING | DEAD | DISCARDED
+                                                     └─release─► QUEUED
+
+A delivered id that is not claimed is SKIPPED (running, final, taken by somebody else at this moment, or unknown),
+NOT_DUE, or UNHANDLED (no handler here: a rolling deploy; it is rung again later and burns nothing). Own ids come first;
+what remains of the batch is filled with other due tasks of the same queue and type (P7). A claim holds one kind (P4),
+and a task that must run alone (P5) is a kind of its own: `left` are the ids for the next claim.
+
+For transactional handlers the claim is committed asynchronously (P15): if the server loses it in a crash, their effects
+are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for.
+"""
+
+# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from models.errors import Misuse
+from tasks.registry import Handler
+from tasks.task import Task
+
+_OPEN: Final = "status IN ('QUEUED', 'RETRYING')"
+_DUE: Final = "coalesce(next_retry_at, '-infinity') <= (SELECT at FROM clock)"
+
+# claim: QUEUED|RETRYING and due → RUNNING under a fresh lease, each with its transition; own ids first, then others of
+# their kind that are due, skipping what others are locking.
+CLAIM: Final = text(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    given AS MATERIALIZED (
+        SELECT id, min(place) AS place
+        FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS given(id, place) GROUP BY id),
+    known AS MATERIALIZED (
+        SELECT * FROM unnest(CAST(:types AS text[]), CAST(:batches AS integer[]), CAST(:relaxed AS boolean[]))
+                      AS known(type, batch, relaxed)),
+    own AS MATERIALIZED (
+        SELECT id, place, type, queue, priority, isolated, rung_at, {_OPEN} AS open, {_DUE} AS due, known.batch,
+               known.relaxed
+        FROM given LEFT JOIN LATERAL (
+            SELECT type, queue, priority, isolated, rung_at, status, next_retry_at
+            FROM ingest_task WHERE id = given.id OFFSET 0) AS task ON true
+        LEFT JOIN known USING (type)),
+    kind AS MATERIALIZED (
+        SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
+        FROM own WHERE open AND due AND batch IS NOT NULL ORDER BY isolated, place LIMIT 1),
+    relaxed AS MATERIALIZED (
+        SELECT set_config('synchronous_commit', 'off', true) FROM kind WHERE relaxed),
+    mine AS MATERIALIZED (
+        SELECT own.id, own.rung_at FROM own JOIN kind USING (type, queue, isolated) WHERE open AND due
+        ORDER BY place LIMIT (SELECT most FROM kind)),
+    others AS MATERIALIZED (
+        SELECT task.id FROM kind CROSS JOIN LATERAL (
+            SELECT id FROM ingest_task
+            WHERE queue = kind.queue AND type = kind.type AND {_OPEN} AND {_DUE} AND NOT isolated
+              AND id <> ALL(CAST(:ids AS uuid[]))
+            ORDER BY coalesce(next_retry_at, '-infinity'), id
+            LIMIT (SELECT kind.most - count(*) FROM mine) FOR NO KEY UPDATE SKIP LOCKED) AS task
+        WHERE NOT kind.isolated AND (SELECT count(*) FROM mine) < kind.most),
+    held AS MATERIALIZED (
+        SELECT id, status, attempt_count FROM ingest_task
+        WHERE id IN (SELECT id FROM mine UNION ALL SELECT id FROM others) AND {_OPEN} AND {_DUE}
+        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
+    lease AS (
+        INSERT INTO task_lease (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, rung_at)
+        SELECT :token, :holder, clock.at + make_interval(secs => :lease_seconds), array_agg(held.id), kind.type,
+               kind.queue, kind.priority, clock.at, (SELECT max(rung_at) FROM mine)
+        FROM held CROSS JOIN kind CROSS JOIN clock GROUP BY kind.type, kind.queue, kind.priority, clock.at),
+    told AS (
+        INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, actor, created_at)
+        SELECT id, status, 'RUNNING', attempt_count, :holder, at FROM held CROSS JOIN clock),
+    run AS (
+        UPDATE ingest_task SET status = 'RUNNING', lease_token = :token, updated_at = (SELECT at FROM clock)
+        FROM held WHERE ingest_task.id = held.id
+        RETURNING ingest_task.id, type, payload, context, queue, priority, ingest_task.attempt_count, max_attempts,
+                  idempotency_key, next_retry_at, created_at)
+    SELECT run.*, 'RUN' AS verdict FROM run LEFT JOIN relaxed ON true
+    UNION ALL
+    SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL,
+           CASE WHEN NOT coalesce(open, false) THEN 'SKIPPED' WHEN NOT due THEN 'NOT_DUE'
+                WHEN batch IS NULL THEN 'UNHANDLED'
+                WHEN own.id IN (SELECT id FROM mine) THEN 'SKIPPED' ELSE 'LEFT' END
+    FROM own WHERE own.id NOT IN (SELECT id FROM held)
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What may run now, under one lease, and what became of the other ids."""
+
+    token: uuid.UUID
+    deadline: float  # of `time.monotonic()`, taken before the claim: nothing may be done in its name after that (P6)
+    tasks: list[Task] = field(default_factory=list)
+    skipped: list[uuid.UUID] = field(default_factory=list)
+    not_due: list[uuid.UUID] = field(default_factory=list)
+    unhandled: list[uuid.UUID] = field(default_factory=list)
+    left: list[uuid.UUID] = field(default_factory=list)
+
+
+def claim(
+    connection: Connection,
+    ids: Sequence[uuid.UUID],
+    *,
+    handlers: Mapping[str, Handler],
+    holder: str,
+    lease_seconds: float,
+) -> Claim:
+    """Claim a batch and commit."""
+    if connection.in_transaction():
+        raise Misuse("A claim commits, and this connection has a transaction open.")
+    token = uuid.uuid4()
+    deadline = time.monotonic() + lease_seconds
+    values = {
+        "ids": list(ids),
+        "types": list(handlers),
+        "batches": [handler.batch for handler in handlers.values()],
+        "relaxed": [handler.transactional for handler in handlers.values()],
+        "token": token,
+        "holder": holder,
+        "lease_seconds": lease_seconds,
+    }
+    rows = connection.execute(CLAIM, values).all()
+    connection.commit()
+    found = Claim(token, deadline)
+    for *columns, verdict in rows:
+        match verdict:
+            case "RUN":
+                found.tasks.append(Task(*columns))
+            case "SKIPPED":
+                found.skipped.append(columns[0])
+            case "NOT_DUE":
+                found.not_due.append(columns[0])
+            case "UNHANDLED":
+                found.unhandled.append(columns[0])
+            case "LEFT":
+                found.left.append(columns[0])
+    return found

@@ -1,0 +1,1 @@
+"""The handlers that ship with Celeriac, one file each."""

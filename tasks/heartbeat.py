@@ -1,0 +1,151 @@
+"""The heartbeat: one thread per process, with a connection of its own, renews every lease of the process (P6).
+
+It starts with the first lease, after the fork, and never runs on Celery's event loop. A lease that it cannot renew is
+lost: its holder is told, and refuses to do more in its name. It stops renewing, and ends the process, when a handler
+exceeds its hard limit; whatever is then still running is reclaimed as from any lost worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+import settings
+from models.engine import make_engine
+from models.errors import CeleriacError
+
+logger = logging.getLogger(__name__)
+
+STATEMENT_TIMEOUT_SECONDS: Final = 5.0
+BEATS_PER_LEASE: Final = 3
+
+# renew: held → held for as long again.
+RENEW: Final = text("""
+    WITH held AS MATERIALIZED (
+        SELECT token FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token FOR NO KEY UPDATE)
+    UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
+    FROM held WHERE task_lease.token = held.token
+    RETURNING task_lease.token
+""")
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease of this process."""
+
+    token: uuid.UUID
+    deadline: float  # of `time.monotonic()`, taken before the last renewal
+    hard_limit_at: float | None = None  # of whatever runs now
+    is_lost: bool = False
+
+    @property
+    def is_good(self) -> bool:
+        """Whether something may still be done in its name."""
+        return not self.is_lost and time.monotonic() < self.deadline
+
+
+class Heartbeat:
+    """The renewing thread of this process."""
+
+    def __init__(self, current: settings.Settings) -> None:
+        self.settings = current
+        self.lease_seconds = current.ingest_lease_seconds
+        self._held: dict[uuid.UUID, Held] = {}
+        self._lock = threading.Lock()
+        self._woken = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._engine: Engine | None = None
+
+    @contextmanager
+    def holding(self, token: uuid.UUID, deadline: float) -> Iterator[Held]:
+        held = Held(token, deadline)
+        with self._lock:
+            self._held[token] = held
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+                self._thread.start()
+        try:
+            yield held
+        finally:
+            with self._lock:
+                del self._held[token]
+
+    def beat(self) -> None:
+        """Renew all leases once."""
+        with self._lock:
+            held = dict(self._held)
+        if not held:
+            return
+        started_at = time.monotonic()
+        if self._engine is None:
+            self._engine = make_engine(
+                self.settings.database_url,
+                application_name="celeriac-heartbeat",
+                statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
+                pool_size=1,
+            )
+        with self._engine.begin() as connection:
+            values = {"tokens": list(held), "lease_seconds": self.lease_seconds}
+            kept = set(connection.execute(RENEW, values).scalars())
+        for token, lease in held.items():
+            if token in kept:
+                lease.deadline = started_at + self.lease_seconds
+            elif not lease.is_lost and token in self._held:
+                lease.is_lost = True
+                logger.warning("the lease %s is lost", token)
+
+    def _run(self) -> None:
+        pause = self.lease_seconds / BEATS_PER_LEASE
+        next_beat = time.monotonic() + pause
+        while True:
+            self._woken.wait(max(0.05, min(next_beat, self._next_limit()) - time.monotonic()))
+            self._end_what_takes_too_long()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + pause
+                try:
+                    self.beat()
+                except (DBAPIError, CeleriacError) as error:  # its deadline says when the lease is no longer good
+                    logger.warning("leases could not be renewed: %s", str(error).partition("\n")[0])
+
+    def _next_limit(self) -> float:
+        with self._lock:
+            return min((held.hard_limit_at for held in self._held.values() if held.hard_limit_at), default=float("inf"))
+
+    def _end_what_takes_too_long(self) -> None:
+        if time.monotonic() >= self._next_limit():
+            logger.error("a handler exceeded its hard time limit: this process ends")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _OfThisProcess:
+    """A forked child has neither our thread nor our leases; it starts anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.heartbeat: Heartbeat | None = None
+
+
+_ours = _OfThisProcess()
+
+
+def heartbeat() -> Heartbeat:
+    """The heartbeat of this process and its settings."""
+    with _ours.lock:
+        current = settings.current()
+        if _ours.heartbeat is None or _ours.heartbeat.settings is not current:
+            _ours.heartbeat = Heartbeat(current)
+        return _ours.heartbeat
+
+
+os.register_at_fork(after_in_child=_ours.__init__)  # type: ignore[misc]

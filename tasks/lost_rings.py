@@ -1,0 +1,123 @@
+"""Rings that were lost on the way (P8): a broker may drop a message that it has handed out, or everything.
+
+A task's ring counts as lost when the task is due, was rung longer ago than a grace, no ring of that age waits in the
+outbox, and either the broker's queue is empty, or a task of its queue and priority that was rung later has been claimed
+more than a grace ago. The grace doubles with each ring of a task that still waits. A million tasks in a living queue
+are not rung again.
+"""
+
+# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from outbox.lease import connection_of
+from settings import Settings
+from tasks import rings
+
+Depths = Callable[[Iterable[str]], dict[str, int]]
+
+# observe: how far the broker has come, by what is being worked on.
+OBSERVE: Final = text("""
+    INSERT INTO ring_horizon AS horizon (queue, priority, seen_rung_at, seen_at)
+    SELECT queue, priority, max(rung_at), (SELECT ledger_now()) FROM task_lease WHERE rung_at IS NOT NULL
+    GROUP BY queue, priority ORDER BY queue, priority
+    ON CONFLICT (queue, priority) DO UPDATE
+    SET passed_rung_at = horizon.seen_rung_at, seen_rung_at = excluded.seen_rung_at, seen_at = excluded.seen_at
+    WHERE horizon.seen_at <= excluded.seen_at - make_interval(secs => :grace)
+""")
+
+# kinds: the (queue, type) of open tasks, found by hopping from one to the next in the index.
+_KINDS: Final = """
+    kind (queue, type) AS (
+        (SELECT queue, type FROM ingest_task WHERE status IN ('QUEUED', 'RETRYING') ORDER BY queue, type LIMIT 1)
+        UNION ALL
+        SELECT next.queue, next.type FROM kind CROSS JOIN LATERAL (
+            SELECT queue, type FROM ingest_task
+            WHERE status IN ('QUEUED', 'RETRYING') AND (queue, type) > (kind.queue, kind.type)
+            ORDER BY queue, type LIMIT 1) AS next)"""
+
+# suspects: due, rung longer ago than its grace, no ring of that age waits in the outbox; of each kind the first few.
+SUSPECTS: Final = text(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {_KINDS}
+    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at
+    FROM kind CROSS JOIN LATERAL (
+        SELECT id, queue, priority, next_retry_at, created_at, updated_at, coalesce(rung_at, created_at) AS rung_at
+        FROM ingest_task
+        WHERE queue = kind.queue AND type = kind.type AND status IN ('QUEUED', 'RETRYING')
+          AND coalesce(next_retry_at, '-infinity') <= (SELECT at FROM clock)
+        ORDER BY coalesce(next_retry_at, '-infinity'), id LIMIT :most) AS task
+    LEFT JOIN ring_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority
+    WHERE task.rung_at + make_interval(secs => :grace)
+          + greatest(task.rung_at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0')
+          <= (SELECT at FROM clock)
+      AND NOT EXISTS (
+        SELECT FROM outbox_event e
+        WHERE e.destination = '{rings.RING}' || task.queue
+          AND e.status IN ('NEW', 'RETRYING') AND e.ordering_key IS NULL
+          AND coalesce(e.next_retry_at, '-infinity') <= (SELECT at FROM clock)
+          AND greatest(e.created_at, e.next_retry_at) <= (SELECT at FROM clock) - make_interval(secs => :grace))
+""")
+
+# ring_again: a new ring for tasks that still wait.
+RING_AGAIN: Final = text(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    held AS MATERIALIZED (
+        SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
+        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
+    waiting AS (
+        UPDATE ingest_task task SET rung_at = at FROM held, clock WHERE task.id = held.id
+        RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
+    {rings.rung("waiting")}
+    SELECT (SELECT count(*) FROM waiting), ours FROM rings
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A task whose ring may be lost."""
+
+    id: uuid.UUID
+    queue: str
+    rung_at: datetime
+    passed_rung_at: datetime | None
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Somebody who was rung later has long been claimed."""
+        return self.passed_rung_at is not None and self.rung_at < self.passed_rung_at
+
+
+def ring_again(engine: Engine, settings: Settings, *, depths: Depths) -> int:
+    """Ring once more for tasks whose ring was lost. The broker is asked only if there is a suspicion."""
+    grace = settings.ingest_ring_grace_ms / 1000
+    with Session(engine) as db:
+        db.execute(OBSERVE, {"grace": grace})
+        values = {"grace": grace, "most": settings.ingest_reclaim_batch_size}
+        suspects = [Suspect(*row) for row in db.execute(SUSPECTS, values)]
+        db.commit()
+    if not suspects:
+        return 0
+    waiting = depths({suspect.queue for suspect in suspects})
+    lost = [one for one in suspects if not waiting[one.queue] or one.was_overtaken]
+    return ring(engine, [suspect.id for suspect in lost], {suspect.queue for suspect in lost})
+
+
+def ring(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int:
+    """Ring for these tasks, if they still wait; returns for how many."""
+    if not ids:
+        return 0
+    with Session(engine) as db:
+        values = {"ids": list(ids), **rings.ring_values(db, set(queues))}
+        count, ours = connection_of(db).execute(RING_AGAIN, values).one()
+        rings.publish_after_commit(db, ours)
+        db.commit()
+    return int(count)

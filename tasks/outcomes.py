@@ -1,0 +1,149 @@
+"""What became of a task, as values; and the three words with which a handler says more than "done" or "failed".
+
+    return value            Succeeded, with the value as the task's result
+    raise Snooze(seconds)   not yet: again later, no attempt burned
+    raise Discard(why)      not needed any more: final, and no failure
+    raise Permanent(why)    will never work: DEAD at once
+    any other Exception     Retry, or Dead with the last attempt
+    SystemExit, Ctrl-C      Released: the worker stops, another one runs it
+
+`return Snooze(60)` means the same as raising it. `tasks/settle.py` writes each of these down.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from outbox.canonical import BadPayload, canonical_json
+
+LAST_ERROR_LIMIT: Final = 4000
+SENTENCE_LIMIT: Final = 500
+
+
+class ErrorCode(StrEnum):
+    """Why a task failed, for programs."""
+
+    HANDLER_ERROR = "handler_error"
+    PERMANENT = "permanent"
+    TIMEOUT = "timeout"
+    BAD_RESULT = "bad_result"
+    WORKER_LOST = "worker_lost"
+    TRANSACTION_MISUSED = "transaction_misused"
+
+
+class Verdict(Exception):
+    """What a handler may raise or return instead of a result."""
+
+
+class Snooze(Verdict):
+    """Not yet: run it again after so many seconds. No attempt is burned."""
+
+    def __init__(self, seconds: float) -> None:
+        if not 0 <= seconds < float("inf"):
+            raise ValueError("A snooze lasts 0 seconds or more.")
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Discard(Verdict):
+    """It is not needed any more: final, and no failure."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Permanent(Verdict):
+    """It will never work: DEAD at once, whatever attempts are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as the ledger keeps it: for programs, for people, and for whoever mends it."""
+
+    code: ErrorCode
+    message: str  # one sentence
+    trace: str  # the tail of the traceback
+
+    @classmethod
+    def of(cls, error: BaseException, code: ErrorCode = ErrorCode.HANDLER_ERROR) -> Failure:
+        said = str(error).strip().partition("\n")[0]
+        sentence = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return cls(code, storable(sentence)[:SENTENCE_LIMIT], storable(_tail(error)))
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """With its result as JSON, or None."""
+
+    written: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Given back unfinished, with no attempt burned."""
+
+    why: str
+
+
+Outcome = Succeeded | Retry | Dead | Snoozed | Discarded | Released
+
+
+def outcome_of_result(result: Any) -> Outcome:
+    """What a handler returned. A result that cannot be stored is the task's failure, and never the batch's (P12)."""
+    if isinstance(result, Verdict):
+        return outcome_of(result)
+    if result is None:
+        return Succeeded()
+    try:
+        return Succeeded(canonical_json(result, what="result"))
+    except BadPayload as error:
+        return Retry(Failure.of(error, ErrorCode.BAD_RESULT))
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What an exception out of a handler means."""
+    match error:
+        case Snooze(seconds=seconds):
+            return Snoozed(seconds)
+        case Discard(why=why):
+            return Discarded(storable(why)[:SENTENCE_LIMIT])
+        case Permanent():
+            return Dead(Failure.of(error, ErrorCode.PERMANENT))
+        case Exception():
+            return Retry(Failure.of(error))
+        case _:
+            return Released(f"the worker stopped: {type(error).__name__}")
+
+
+def storable(text: str) -> str:
+    """As PostgreSQL can hold it: no NUL, no half of a surrogate pair (P12)."""
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+def _tail(error: BaseException) -> str:
+    """The end of a traceback says where it happened and what it was."""
+    return "".join(traceback.format_exception(error))[-LAST_ERROR_LIMIT:]

@@ -1,0 +1,110 @@
+"""Reclaim: tasks that were lost with their worker, and tasks whose ring was lost on the way.
+
+A lease that ran out is taken over under its own token, while its row is locked: a holder that still settles at this
+moment comes first or is refused. A task that was alone in it is charged with a failure; several are isolated instead,
+since nobody knows whose fault it was (P5). After a restart of the database, or when nobody has looked for longer than a
+lease, leases that ran out are first given one more, so that heartbeats come before us (P24).
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import metrics
+from settings import Settings
+from tasks.outcomes import ErrorCode, Failure, Retry
+from tasks.registry import Handler, handlers
+from tasks.settle import Settlement
+from tasks.task import Task
+
+# expired: leases that ran out, the oldest first, skipping those that another reclaim has.
+EXPIRED: Final = text("""
+    SELECT token, holder, type FROM task_lease
+    WHERE lease_until <= (SELECT ledger_now()) ORDER BY lease_until LIMIT :leases FOR UPDATE SKIP LOCKED
+""")
+# running: what is still held under these tokens.
+RUNNING: Final = text("""
+    SELECT lease_token, id, type, payload, context, queue, priority, attempt_count, max_attempts, idempotency_key,
+           next_retry_at, created_at
+    FROM ingest_task
+    WHERE id IN (SELECT unnest(task_ids) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])))
+      AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
+    ORDER BY id
+""")
+END_LEASES: Final = text("DELETE FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))")
+
+# give_time: whoever was kept from renewing gets one lease more.
+GIVE_TIME: Final = text("""
+    WITH late AS MATERIALIZED (
+        SELECT token FROM task_lease WHERE lease_until <= (SELECT ledger_now()) ORDER BY token FOR UPDATE SKIP LOCKED)
+    UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
+    FROM late WHERE task_lease.token = late.token
+""")
+# was_away: the database has just started, or nobody has looked for longer than a lease.
+WAS_AWAY: Final = text("""
+    SELECT (SELECT ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :lease_seconds)
+        OR coalesce((SELECT (SELECT ledger_now()) - finished_at > make_interval(secs => :lease_seconds)
+                     FROM tick WHERE name = 'reclaim'), true)
+""")
+LEASES_AT_ONCE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What one look found."""
+
+    leases: int = 0
+    charged: int = 0
+    isolated: int = 0
+
+
+def take_over(engine: Engine, settings: Settings) -> Reclaimed:
+    """Take over leases that ran out, some at a time, each time in one transaction."""
+    found = Reclaimed()
+    with engine.begin() as connection:
+        if connection.execute(WAS_AWAY, {"lease_seconds": settings.ingest_lease_seconds}).scalar_one():
+            connection.execute(GIVE_TIME, {"lease_seconds": settings.ingest_lease_seconds})
+    while True:
+        with Session(engine) as db:
+            batch = _take_over_some(db, settings)
+            db.commit()
+        found = Reclaimed(found.leases + batch.leases, found.charged + batch.charged, found.isolated + batch.isolated)
+        metrics.LEASE_EXPIRED_TOTAL.inc(batch.leases)
+        metrics.INGEST_STREAM_RECLAIM_TOTAL.labels("claimed").inc(batch.charged + batch.isolated)
+        if batch.leases < LEASES_AT_ONCE:
+            return found
+
+
+def _take_over_some(db: Session, settings: Settings) -> Reclaimed:
+    leases = db.execute(EXPIRED, {"leases": LEASES_AT_ONCE}).all()
+    if not leases:
+        return Reclaimed()
+    tokens = [lease.token for lease in leases]
+    running: dict[uuid.UUID, list[Task]] = {token: [] for token in tokens}
+    for token, *columns in db.execute(RUNNING, {"tokens": tokens}):
+        running[token].append(Task(*columns))
+    charged = isolated = 0
+    for lease in leases:
+        tasks = running[lease.token]
+        settlement = Settlement(lease.token, _handler(lease.type), settings)
+        if len(tasks) == 1:
+            charged += len(settlement.settle(db, [(tasks[0], Retry(_lost(lease.holder)))]))
+        elif tasks:
+            isolated += len(settlement.isolate(db, tasks, f"the worker {lease.holder} was lost with its batch"))
+    db.execute(END_LEASES, {"tokens": tokens})
+    return Reclaimed(len(leases), charged, isolated)
+
+
+def _lost(holder: str) -> Failure:
+    sentence = f"The worker {holder} was lost while it ran this task."
+    return Failure(ErrorCode.WORKER_LOST, sentence, sentence)
+
+
+def _handler(type: str) -> Handler:
+    """Also of a type that nobody here knows: its tasks wait as long as any."""
+    return handlers().get(type) or Handler(type, lambda *_: None)
