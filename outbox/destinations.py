@@ -90,6 +90,8 @@ def _kafka(url: SplitResult, options: dict[str, str]) -> Publisher:
     from outbox.publishers.kafka import KafkaPublisher  # noqa: PLC0415
 
     topic = unquote(url.path.removeprefix("/"))
+    if "@" in url.netloc:
+        raise ValueError("it holds a user, give sasl.username and sasl.password as options")
     if not topic or not url.netloc:
         raise ValueError("it is not kafka://host:9092/TOPIC")
     return KafkaPublisher(url.netloc, topic, options=options)

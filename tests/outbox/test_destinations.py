@@ -49,6 +49,7 @@ def test_an_event_reaches_a_configured_stream(stack: ServersOfTests, monkeypatch
         ("https://[::1/hunter2", "cannot be used"),
         ("amqp://u:hunter2@h/v", "names no exchange"),
         ("amqp://u:hunter2℀@h/", "is no address"),
+        ("kafka://u:hunter2@h:9092/t", "holds a user"),
         ("kafka://h:9092/?sasl.password=hunter2", "is not kafka"),
     ],
 )

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import psutil
+
 from embedded.process import Process
 from outbox.lease import ClaimedEvent
 from outbox.publishers.contract import Publisher
+from tests.servers import wait_until
 
 
 @dataclass
@@ -37,6 +40,7 @@ def events(*names: str) -> list[ClaimedEvent]:
 @contextmanager
 def stopped(server: Process) -> Iterator[None]:
     server.ask_to_end(signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(server.pid).status() == psutil.STATUS_STOPPED, "all its threads stand still")
     try:
         yield
     finally:

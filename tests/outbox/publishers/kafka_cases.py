@@ -1,0 +1,56 @@
+"""The publisher whose server is a Kafka."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from outbox.publishers.kafka import KafkaPublisher
+from tests.nodes.kafka import PRODUCE, KafkaCluster
+from tests.outbox.publishers.case import Case
+
+_numbers: Final = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster() -> Iterator[KafkaCluster]:
+    """Three brokers for the whole run."""
+    cluster = KafkaCluster()
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture(scope="session")
+def kafka_publisher(kafka_cluster: KafkaCluster) -> Iterator[KafkaPublisher]:
+    """One for the whole run: librdkafka waits for half a second before a new producer asks for its id."""
+    publisher = KafkaPublisher(kafka_cluster.bootstrap_servers, "none yet")
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def kafka_topic(kafka_cluster: KafkaCluster) -> str:
+    """A topic of three partitions that nobody has used."""
+    name = f"orders-{next(_numbers)}"
+    kafka_cluster.make_topic(name, partitions=3)
+    return name
+
+
+@pytest.fixture
+def kafka(kafka_cluster: KafkaCluster, kafka_publisher: KafkaPublisher, kafka_topic: str) -> Iterator[Case]:
+    def arrived() -> list[Any]:
+        return [json.loads(record.value() or b"")["ids"][0] for record in kafka_cluster.records(kafka_topic)]
+
+    kafka_publisher.topic = kafka_topic
+    yield Case(
+        kafka_publisher,
+        lambda: KafkaPublisher("127.0.0.1:1", kafka_topic),
+        kafka_cluster.stopped,
+        arrived,
+        keeps_order=False,  # between its partitions
+    )
+    kafka_cluster.fail_requests(PRODUCE, [])
