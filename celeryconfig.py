@@ -11,6 +11,7 @@ from kombu import Exchange, Queue
 from settings import current
 from tasks.first_words import a_sentence_for_whoever_typed
 from tasks.first_words import broker_url as _broker_url
+from tasks.intervals import BEAT_SEEN_SECONDS, intervals
 
 with a_sentence_for_whoever_typed():
     # Said here and not in tasks/celery.py, since bare `celery beat` reads this file alone.
@@ -107,18 +108,14 @@ timezone = "UTC"  # a day of 23 hours would move ticks
 imports = ("tasks.system",)  # `-A tasks` alone does not find the tasks
 
 # Ticks expire with their interval: while no system worker runs, they do not pile up.
-BEAT_SEEN_SECONDS = 5.0  # `manage.py check` calls beat late after four of these
-PRUNE_SECONDS = 60.0  # small steps, often: never one long DELETE
 beat_scheduler = "celery.beat:Scheduler"  # needs no file: what was last run is in the ledger
 beat_max_loop_interval = 1  # a clock that was set back delays a tick by a second, not by minutes
-_relay_seconds = current().outbox_publish_interval_ms / 1000
-_reclaim_seconds = current().ingest_reclaim_interval_ms / 1000
 beat_schedule = {  # every tick may be sent twice or not at all
     name: {"task": task, "schedule": seconds, "options": {"expires": seconds, "ignore_result": True}}
     for name, task, seconds in (
         ("beat-seen", "tasks.beat_seen", BEAT_SEEN_SECONDS),
-        ("relay", "outbox.relay", _relay_seconds),
-        ("reclaim", "tasks.reclaim", _reclaim_seconds),
-        ("prune", "tasks.prune", PRUNE_SECONDS),
+        ("relay", "outbox.relay", intervals()["relay"]),
+        ("reclaim", "tasks.reclaim", intervals()["reclaim"]),
+        ("prune", "tasks.prune", intervals()["prune"]),
     )
 }

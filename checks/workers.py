@@ -40,7 +40,7 @@ def _queues(consumed: dict[str, set[str]], declared: set[str]) -> Iterator[Findi
 
 
 def _beat() -> Finding:
-    from celeryconfig import BEAT_SEEN_SECONDS  # noqa: PLC0415 - as above
+    from tasks.intervals import BEAT_SEEN_SECONDS  # noqa: PLC0415 - as above
     from tasks.tick_rows import BEAT, tick_age  # noqa: PLC0415
 
     remedy = "start `celery -A tasks beat` and a worker for the queue `system`"

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kombu.exceptions import OperationalError
+
 from models.errors import Unreachable
 from tasks.celery import app
 
@@ -27,6 +29,8 @@ def purge(queue: str) -> int:
 
 def _depth(connection: Any, queue: str) -> int:
     with connection.channel() as channel:  # a queue that is not there costs the channel its life
+        if hasattr(channel, "_size"):  # Redis: kombu's passive declare forgets the prefix of the keys
+            return int(channel._size(queue))
         try:
             return int(channel.queue_declare(queue, passive=True).message_count)
         except connection.channel_errors:
@@ -37,7 +41,7 @@ def _depth(connection: Any, queue: str) -> int:
 def _connection() -> Iterator[Any]:
     """A broker that is away is a sentence."""
     connection: Any = app.connection_for_read()
-    lost: tuple[type[Exception], ...] = connection.connection_errors
+    lost: tuple[type[Exception], ...] = (OperationalError, *connection.connection_errors)
     try:
         connection.ensure_connection(max_retries=1, timeout=5)
         yield connection

@@ -59,15 +59,27 @@ def _say_ready(**_: Any) -> None:
 def _require_ledger(**_: Any) -> None:
     """A worker without one, or with a schema of yesterday, would fail every task, and acknowledge it."""
     from models.readiness import require_ready  # noqa: PLC0415 - `inspect`, beat and Flower need no ledger
+    from tasks.registry import handlers  # noqa: PLC0415
 
     with a_sentence_for_whoever_typed():
         require_ready(newer_is_ready=True)
+        handlers()  # a module that is not there is said now, and not by every task
 
 
 @signals.worker_init.connect
 def _serve_metrics(**_: Any) -> None:
     if port := settings.current().worker_metrics_port:
         metrics.serve(port)
+
+
+@signals.worker_ready.connect
+def _start_attendant(sender: Any, **_: Any) -> None:
+    """Only where children are processes: a pool of threads dies as a whole."""
+    from tasks.attendant import Attendant  # noqa: PLC0415 - as above
+
+    pool = sender.pool
+    runs_ticks = "system" in app.amqp.queues.consume_from
+    Attendant(lambda: set(pool.info.get("processes") or ()), runs_ticks=runs_ticks).start()
 
 
 @signals.worker_process_init.connect

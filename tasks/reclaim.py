@@ -9,6 +9,7 @@ lease, leases that ran out are first given one more, so that heartbeats come bef
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,11 @@ from tasks.task import Task
 EXPIRED: Final = text("""
     SELECT token, holder, type FROM task_lease
     WHERE lease_until <= (SELECT ledger_now()) ORDER BY lease_until LIMIT :leases FOR UPDATE SKIP LOCKED
+""")
+# of_holders: the leases of processes that are known to be gone.
+OF_HOLDERS: Final = text("""
+    SELECT token, holder, type FROM task_lease
+    WHERE holder = ANY(CAST(:holders AS text[])) ORDER BY token LIMIT :leases FOR UPDATE SKIP LOCKED
 """)
 # running: what is still held under these tokens.
 RUNNING: Final = text("""
@@ -63,15 +69,16 @@ class Reclaimed:
     isolated: int = 0
 
 
-def take_over(engine: Engine, settings: Settings) -> Reclaimed:
-    """Take over leases that ran out, some at a time, each time in one transaction."""
+def take_over(engine: Engine, settings: Settings, *, holders: Sequence[str] | None = None) -> Reclaimed:
+    """Take over leases that ran out, or those of holders that are gone; some in each transaction."""
     found = Reclaimed()
+    lease = {"lease_seconds": settings.ingest_lease_seconds}
     with engine.begin() as connection:
-        if connection.execute(WAS_AWAY, {"lease_seconds": settings.ingest_lease_seconds}).scalar_one():
-            connection.execute(GIVE_TIME, {"lease_seconds": settings.ingest_lease_seconds})
+        if holders is None and connection.execute(WAS_AWAY, lease).scalar_one():
+            connection.execute(GIVE_TIME, lease)
     while True:
         with Session(engine) as db:
-            batch = _take_over_some(db, settings)
+            batch = _take_over_some(db, settings, holders)
             db.commit()
         found = Reclaimed(found.leases + batch.leases, found.charged + batch.charged, found.isolated + batch.isolated)
         metrics.LEASE_EXPIRED_TOTAL.inc(batch.leases)
@@ -80,8 +87,9 @@ def take_over(engine: Engine, settings: Settings) -> Reclaimed:
             return found
 
 
-def _take_over_some(db: Session, settings: Settings) -> Reclaimed:
-    leases = db.execute(EXPIRED, {"leases": LEASES_AT_ONCE}).all()
+def _take_over_some(db: Session, settings: Settings, holders: Sequence[str] | None) -> Reclaimed:
+    statement = EXPIRED if holders is None else OF_HOLDERS
+    leases = db.execute(statement, {"leases": LEASES_AT_ONCE, "holders": list(holders or ())}).all()
     if not leases:
         return Reclaimed()
     tokens = [lease.token for lease in leases]

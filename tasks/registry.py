@@ -15,9 +15,11 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import settings
@@ -109,6 +111,8 @@ def handlers() -> Mapping[str, Handler]:
 def _load(modules: tuple[str, ...]) -> None:
     package = importlib.import_module("tasks.handlers")
     ours = [f"tasks.handlers.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # `celery` looks for its application here, and forgets the place afterwards
     for name in (*ours, *modules):
         try:
             importlib.import_module(name)

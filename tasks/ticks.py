@@ -5,6 +5,7 @@ Each runs once at a time, by its row in the ledger, has a time budget, and is ha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
@@ -67,9 +68,13 @@ def _prune() -> dict[str, int]:
     return {"events": events.events, "tasks": tasks.tasks, "letters": letters}
 
 
-@cache
 def relay_of_this_process() -> Relay:
-    """It is made in the process that runs ticks, never before the fork."""
+    """A child does not use its parent's."""
+    return _relay_of(os.getpid())
+
+
+@cache
+def _relay_of(_pid: int) -> Relay:
     return Relay.of(settings.current())
 
 

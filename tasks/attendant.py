@@ -1,0 +1,97 @@
+"""The attendant: a thread in a worker's main process that looks after what nobody else notices at once.
+
+A child that was killed leaves a lease that would run out a minute later: the main process knows at once that the child
+is gone, and takes the lease over (P5). Beat is a convenience and no single point of failure: while no trace of it has
+been seen in the ledger for a few of its intervals, a worker that consumes `system` runs the ticks itself (P24).
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import psutil
+
+import settings
+from models.engine import engine
+from tasks import ticks
+from tasks.intervals import BEAT_SEEN_SECONDS, intervals
+from tasks.reclaim import take_over
+from tasks.tick_rows import BEAT, tick_age
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.5
+SILENT_BEATS: Final = 4  # as `manage.py check` counts
+
+
+class Attendant:
+    """Of one worker. `children` says which processes its pool has now."""
+
+    def __init__(self, children: Callable[[], set[int]], *, runs_ticks: bool) -> None:
+        self.children = children
+        self.runs_ticks = runs_ticks
+        self._known: set[int] = set()
+        self._started_at = time.monotonic()
+        self._due_at = dict.fromkeys(ticks.TICKS, 0.0)
+        self._look_at_beat_at = 0.0
+        self._complained = False
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="attendant", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def look(self) -> None:
+        """Once."""
+        self._take_over_from_lost_children()
+        if self.runs_ticks:
+            self._tick_for_beat()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            try:
+                self.look()
+                self._complained = False
+            except Exception as error:  # the next look may succeed, and there is nobody to tell
+                if not self._complained:
+                    logger.warning("the attendant could not look: %s", str(error).partition("\n")[0])
+                self._complained = True
+
+    def _take_over_from_lost_children(self) -> None:
+        now = self.children()
+        lost = {pid for pid in self._known - now if not psutil.pid_exists(pid)}
+        if lost:
+            current = settings.current()
+            if current.ingest_reclaim_enabled:
+                found = take_over(engine(), current, holders=[f"{socket.gethostname()}:{pid}" for pid in lost])
+                if found.leases:
+                    logger.warning("a child was lost: %d tasks charged, %d isolated", found.charged, found.isolated)
+        self._known = (self._known | now) - lost
+
+    def _tick_for_beat(self) -> None:
+        """Asks for beat now and then; while it is silent, runs what is due."""
+        now = time.monotonic()
+        if now >= self._look_at_beat_at and not self._is_beat_silent(now):
+            self._look_at_beat_at = now + BEAT_SEEN_SECONDS
+            return
+        if now < self._look_at_beat_at:
+            return
+        for name, due_at in self._due_at.items():
+            if now >= due_at:
+                self._due_at[name] = now + intervals()[name]
+                ticks.run(name)
+
+    def _is_beat_silent(self, now: float) -> bool:
+        longest = SILENT_BEATS * BEAT_SEEN_SECONDS
+        with engine().begin() as connection:
+            age = tick_age(connection, BEAT)
+        if age is None:
+            return now - self._started_at > longest
+        return age.total_seconds() > longest

@@ -1,0 +1,249 @@
+"""What is lost with its worker comes back: charged when it was alone, isolated when nobody knows whose fault it was."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import failpoint
+import settings
+from models.engine import engine, forget_inherited_connections, sessions
+from tasks import NewTask, guard, submit_many
+from tasks.actor import actor
+from tasks.attendant import Attendant
+from tasks.heartbeat import heartbeat
+from tasks.ingest import ingest
+from tasks.reclaim import Reclaimed, take_over
+from tasks.registry import handlers
+from tasks.tick_rows import BEAT, record_tick
+from tests.outbox.ledger import move
+from tests.servers import ServersOfTests
+from tests.tasks.work import SCRIPTS, effects, insert, register, rings, rows, sink, task, transitions
+
+LEASE = 60
+
+
+@pytest.fixture(autouse=True)
+def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
+    register()
+    sink()
+    yield stack
+    SCRIPTS.clear()
+    failpoint.arm()
+
+
+def submitted(count: int, type: str = "test.insert", payload: Any = None, **how: Any) -> list[uuid.UUID]:
+    with sessions()() as session:
+        ids = [each.task_id for each in submit_many(session, [NewTask(type, payload, **how) for _ in range(count)])]
+        session.commit()
+    return ids
+
+
+def claimed(ids: list[uuid.UUID]) -> guard.Claim:
+    with engine().connect() as connection:
+        return guard.claim(connection, ids, handlers=handlers(), holder="lost:1", lease_seconds=LEASE)
+
+
+def later(stack: ServersOfTests, seconds: float) -> None:
+    """Time passes, and somebody has looked just now."""
+    move(stack, seconds)
+    with engine().begin() as connection:
+        record_tick(connection, "reclaim", holder="test")
+
+
+def reclaimed() -> Reclaimed:
+    return take_over(engine(), settings.current())
+
+
+def in_a_child(work: Callable[[], None], *, failpoints: str = "") -> int:
+    """Runs in a forked process; returns its pid after its end, however that was."""
+    pid = os.fork()
+    if pid == 0:
+        forget_inherited_connections()
+        faulthandler.disable()  # a segfault on purpose needs no report
+        failpoint.arm(failpoints)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def lose(ids: list[uuid.UUID], failpoints: str) -> str:
+    """A worker that dies at a failpoint; returns its name."""
+    return f"{socket.gethostname()}:{in_a_child(lambda: ingest(engine(), ids), failpoints=failpoints)}"
+
+
+def test_a_task_that_was_alone_is_charged_and_rung_again(ledger: ServersOfTests) -> None:
+    (id_,) = submitted(1)
+    claimed([id_])
+    later(ledger, LEASE - 1)
+    assert reclaimed() == Reclaimed()
+    later(ledger, 2)
+    assert reclaimed() == Reclaimed(leases=1, charged=1)
+    found = task(id_)
+    assert (found["status"], found["attempt_count"], found["error_code"]) == ("RETRYING", 1, "worker_lost")
+    assert "lost:1 was lost" in found["error_message"]
+    assert [to for _, to in transitions(id_)] == ["QUEUED", "RUNNING", "RETRYING"]
+    assert rings()[-1].due_at == found["next_retry_at"]
+
+
+def test_a_task_that_loses_its_last_worker_is_dead(ledger: ServersOfTests) -> None:
+    (id_,) = submitted(1, max_attempts=1)
+    claimed([id_])
+    later(ledger, LEASE + 1)
+    reclaimed()
+    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
+
+
+def test_a_lost_batch_burns_no_attempt_and_its_tasks_run_alone(ledger: ServersOfTests) -> None:
+    ids = submitted(5)
+    claimed(ids)
+    later(ledger, LEASE + 1)
+    assert reclaimed() == Reclaimed(leases=1, isolated=5)
+    assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 5
+    assert sorted(len(ring.ids) for ring in rings())[:-1] == [1] * 5
+    ingest(engine(), ids)
+    assert rows("status, attempt_count") == [("SUCCEEDED", 0)] * 5
+    assert set(effects().values()) == {1}
+
+
+def test_poison_in_the_middle_of_a_batch_costs_its_neighbours_nothing(ledger: ServersOfTests) -> None:
+    """P5: a segfault at position 37 of 100."""
+    SCRIPTS["maybe"] = lambda each, db: (
+        os.kill(os.getpid(), signal.SIGSEGV) if each.key == "poison" else insert(each, db)
+    )
+    payload = {"do": "maybe"}
+    ids = submitted(37, "test.scripted", payload)
+    with sessions()() as session:
+        (poison,) = submit_many(session, [NewTask("test.scripted", payload, key="poison", max_attempts=3)])
+        session.commit()
+    ids += [poison.task_id, *submitted(62, "test.scripted", payload)]
+    for _ in range(6):
+        in_a_child(lambda: ingest(engine(), [i for i in ids if task(i)["status"] in ("QUEUED", "RETRYING")]))
+        later(ledger, LEASE + 1)
+        reclaimed()
+        if not rows(where="status NOT IN ('SUCCEEDED', 'DEAD')"):
+            break
+        later(ledger, 600)
+    assert rows("status, attempt_count, error_code", "idempotency_key = 'poison'") == [("DEAD", 3, "worker_lost")]
+    assert set(rows("status, attempt_count", "idempotency_key IS NULL")) == {("SUCCEEDED", 0)}
+    assert effects() == dict.fromkeys(set(ids) - {poison.task_id}, 1)
+
+
+def test_whoever_wakes_up_after_its_lease_was_taken_over_writes_nothing(ledger: ServersOfTests) -> None:
+    ids = submitted(3, "test.scripted", {"do": "insert"})
+
+    def fall_asleep(*_: Any) -> None:
+        later(ledger, LEASE + 1)
+        assert reclaimed().isolated == 4
+        ingest(engine(), ids)  # another worker finishes them
+
+    SCRIPTS["sleep"] = fall_asleep
+    SCRIPTS["insert"] = insert
+    (sleeper,) = submitted(1, "test.scripted", {"do": "sleep"})
+    ingest(engine(), [sleeper, *ids])
+    assert effects() == dict.fromkeys(ids, 1)
+    with engine().begin() as connection:
+        audits = connection.execute(text("SELECT task_id, code FROM task_audit")).all()
+    assert {code for _, code in audits} <= {"late_success", "lease_lost"}
+    assert set(rows("status", f"id <> '{sleeper}'")) == {("SUCCEEDED",)}
+
+
+def test_a_lease_that_ran_out_but_that_nobody_took_is_still_good(ledger: ServersOfTests) -> None:
+    SCRIPTS["slow"] = lambda *_: later(ledger, 3 * LEASE)
+    (id_,) = submitted(1, "test.scripted", {"do": "slow"})
+    ingest(engine(), [id_])
+    assert rows() == [("SUCCEEDED", 0)]
+
+
+def test_heartbeats_come_before_reclaim_when_nobody_has_looked_for_long(ledger: ServersOfTests) -> None:
+    ids = submitted(1)
+    claim = claimed(ids)
+    move(ledger, 10 * LEASE)  # the database, or everything, was away; no tick is recorded
+    assert reclaimed() == Reclaimed()
+    with heartbeat().holding(claim.token, claim.deadline) as held:
+        heartbeat().beat()
+        assert held.is_good
+    later(ledger, LEASE - 1)
+    assert reclaimed() == Reclaimed()
+    later(ledger, 2)
+    assert reclaimed().charged == 1
+
+
+def test_a_heartbeat_that_finds_its_lease_gone_says_so(ledger: ServersOfTests) -> None:
+    claim = claimed(submitted(1))
+    with heartbeat().holding(claim.token, claim.deadline) as held:
+        later(ledger, LEASE + 1)
+        reclaimed()
+        heartbeat().beat()
+        assert held.is_lost
+        assert not held.is_good
+
+
+def test_a_killed_child_is_taken_over_at_once_by_its_parent(ledger: ServersOfTests) -> None:
+    ids = submitted(1)
+    children = {os.getpid()}
+    attendant = Attendant(lambda: set(children), runs_ticks=False)
+    pid = os.fork()
+    if pid == 0:
+        forget_inherited_connections()
+        failpoint.arm("ingest.after_claim=kill")
+        ingest(engine(), ids)
+        os._exit(1)
+    children.add(pid)
+    attendant.look()
+    os.waitpid(pid, 0)
+    children.discard(pid)
+    attendant.look()
+    assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "worker_lost")]
+
+
+def test_a_worker_ticks_by_itself_while_beat_is_silent(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr("tasks.ticks.run", ran.append)
+    attendant = Attendant(set, runs_ticks=True)
+    with engine().begin() as connection:
+        record_tick(connection, BEAT, holder="beat")
+    attendant.look()
+    assert ran == []
+    move(ledger, 21)
+    attendant._look_at_beat_at = 0.0
+    attendant.look()
+    assert sorted(ran) == ["prune", "reclaim", "relay"]
+    with engine().begin() as connection:
+        record_tick(connection, BEAT, holder="beat")
+    attendant.look()
+    attendant.look()
+    assert len(ran) == 3
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize(
+    "place", ["ingest.after_claim", "ingest.in_handler", "ingest.after_effect", "ingest.after_settle"]
+)
+def test_a_worker_that_is_killed_anywhere_leaves_each_effect_once(
+    ledger: ServersOfTests, place: str, count: int
+) -> None:
+    ids = submitted(count)
+    lost = lose(ids, f"{place}=kill")
+    assert lost != actor()
+    ingest(engine(), ids)  # the broker delivers the message again: what runs elsewhere is not for us
+    later(ledger, LEASE + 1)
+    reclaimed()
+    later(ledger, 600)
+    ingest(engine(), ids)
+    assert set(rows("status")) == {("SUCCEEDED",)}
+    assert effects() == dict.fromkeys(ids, 1)
+    with engine().begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM task_lease")).scalar_one() == 0

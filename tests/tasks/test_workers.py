@@ -1,0 +1,179 @@
+"""Real workers, killed, stopped and told to end in the middle of their work: every effect is there once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import text
+
+import settings
+from bench.scratch import scratch_servers
+from chaos.handlers import CREATE
+from chaos.workers import Program, wait_until, worker
+from models.engine import engine, sessions
+from outbox.submitter import submitter
+from tasks import NewTask, submit_many, ticks
+from tests.tasks.work import rows, transitions
+
+QUICK = {
+    "INGEST_HANDLERS": "chaos.handlers",
+    "INGEST_LEASE_SECONDS": "3",
+    "INGEST_RING_GRACE_MS": "1000",
+    "INGEST_RETRY_BASE_BACKOFF_MS": "0",
+    "OUTBOX_SUBMIT_LEASE_SECONDS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def own_servers() -> Iterator[settings.Settings]:
+    """Servers of their own, since time is not moved here: leases are short instead."""
+    before = dict(os.environ)
+    os.environ.update(QUICK)
+    try:
+        with scratch_servers() as current:
+            with engine().begin() as connection:
+                connection.execute(CREATE)
+            yield current
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        settings.current.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def emptied(own_servers: settings.Settings) -> None:
+    with engine().begin() as connection:
+        connection.execute(
+            text(
+                "TRUNCATE chaos_effect, ingest_task, ingest_task_transition, task_lease, task_audit, outbox_event, tick"
+            )
+        )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """Starts workers that are killed at the end of the test."""
+    started: list[Program] = []
+
+    def start(name: str, **variables: str) -> Program:
+        started.append(program := worker(tmp_path, name, **variables))
+        program.await_ready()
+        return program
+
+    yield start
+    for program in started:
+        program.kill()
+
+
+def submitted(count: int, seconds: float = 0) -> list[uuid.UUID]:
+    with sessions()() as session:
+        new = [NewTask("chaos.effect", {"seconds": seconds}, max_attempts=50) for _ in range(count)]
+        ids = [each.task_id for each in submit_many(session, new)]
+        session.commit()
+    assert submitter().flush(10)
+    return ids
+
+
+def await_all(status: str = "SUCCEEDED", *, seconds: float = 60) -> None:
+    """With ticks as beat would send them."""
+
+    def done() -> bool:
+        ticks.run("relay")
+        ticks.run("reclaim")
+        return not rows(where=f"status <> '{status}'")
+
+    wait_until(done, f"all are {status}", seconds=seconds)
+
+
+def effects() -> list[tuple[int, int]]:
+    with engine().begin() as connection:
+        found = connection.execute(text("SELECT count(*), count(DISTINCT task_id) FROM chaos_effect"))
+        return [tuple(row) for row in found]
+
+
+def children(program: Program) -> list[psutil.Process]:
+    return psutil.Process(program.popen.pid).children()
+
+
+def holders() -> set[str]:
+    with engine().begin() as connection:
+        return set(connection.execute(text("SELECT holder FROM task_lease")).scalars())
+
+
+def names(program: Program) -> set[str]:
+    return {f"{socket.gethostname()}:{child.pid}" for child in children(program)}
+
+
+@pytest.mark.guarantee
+def test_a_storm_of_kills_at_every_place_leaves_each_effect_once(start: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    storm = "ingest.after_claim=kill@4;ingest.in_handler=kill@60;ingest.after_effect=kill@7;ingest.after_settle=kill@9"
+    start("storm", FAILPOINTS=storm, FAILPOINT_TRACE=str(trace))
+    submitted(200)
+    await_all(seconds=90)
+    assert effects() == [(200, 200)]
+    assert {"ingest.after_claim", "ingest.after_effect", "ingest.after_settle"} <= set(trace.read_text().split())
+    lost = [one for (one,) in rows("id", "attempt_count > 0 OR isolated")]
+    assert lost, "nobody was killed while it held a task: nothing is proved"
+
+
+@pytest.mark.guarantee
+def test_a_worker_that_is_told_to_end_gives_its_tasks_back_unburned(start: Any) -> None:
+    first = start("first")
+    ids = submitted(20, seconds=0.5)
+    wait_until(lambda: holders() & names(first), "the worker holds a lease", seconds=20)
+    first.popen.terminate()
+    first.popen.wait(20)
+    assert holders() == set()
+    assert set(rows("status, attempt_count")) <= {("QUEUED", 0), ("SUCCEEDED", 0)}
+    given_back = [one for one in ids if ("RUNNING", "QUEUED") in transitions(one)]
+    assert given_back
+    start("second")
+    await_all()
+    assert effects() == [(20, 20)]
+    assert set(rows("attempt_count")) == {(0,)}
+
+
+@pytest.mark.guarantee
+def test_a_worker_that_sleeps_past_its_lease_is_refused_when_it_wakes_up(start: Any) -> None:
+    sleeper = start("sleeper")
+    submitted(10, seconds=0.3)
+    wait_until(lambda: holders() & names(sleeper), "the worker holds a lease", seconds=20)
+    for process in (psutil.Process(sleeper.popen.pid), *children(sleeper)):
+        process.send_signal(signal.SIGSTOP)
+    start("awake")
+    await_all()
+    for process in (psutil.Process(sleeper.popen.pid), *children(sleeper)):
+        process.send_signal(signal.SIGCONT)
+    audit = text("SELECT count(*) FROM task_audit WHERE code IN ('late_success', 'lease_lost')")
+
+    def refused() -> bool:
+        with engine().begin() as connection:
+            return bool(connection.execute(audit).scalar_one())
+
+    wait_until(refused, "the sleeper was refused", seconds=20)
+    assert effects() == [(10, 10)]
+    assert set(rows("status")) == {("SUCCEEDED",)}
+
+
+@pytest.mark.guarantee
+def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(start: Any) -> None:
+    """Without beat: the attendant of its own worker notices."""
+    program = start("parent")
+    submitted(10, seconds=0.3)
+    wait_until(lambda: holders() & names(program), "the worker holds a lease", seconds=20)
+    (victim, *_) = (child for child in children(program) if f"{socket.gethostname()}:{child.pid}" in holders())
+    victim.kill()
+    wait_until(lambda: not rows(where="status <> 'SUCCEEDED'"), "all succeeded", seconds=30)
+    assert effects() == [(10, 10)]
+    assert {message for id_ in rows("id") for (message,) in transitions(id_[0], "message") if message} >= {
+        f"the worker {socket.gethostname()}:{victim.pid} was lost with its batch"
+    }

@@ -1,0 +1,117 @@
+"""Tasks as tests hold them: handlers that leave a trace, a sink without a unique key, and what the ledger says."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from models.engine import engine
+from tasks.registry import handler
+from tasks.task import Task
+
+Script = Callable[[Task, Session], Any]
+SCRIPTS: dict[str, Script] = {}  # what "test.scripted" does, by payload["do"]
+INTO_SINK = text("INSERT INTO test_sink (task_id, note) VALUES (:task_id, :note)")
+MANY_BATCH = 50
+
+
+class OnPurpose(Exception):
+    """What "test.fail" raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """One event that rings for tasks, as it stands in the outbox."""
+
+    id: int
+    queue: str
+    type: str
+    ids: list[uuid.UUID]
+    batch: int
+    priority: int
+    due_at: datetime | None  # None: it was due when it was written
+    status: str
+    is_leased: bool
+
+
+def register() -> None:
+    """The handlers of tests, for this process. Calling it again changes nothing."""
+    handler("test.insert")(insert)
+    handler("test.fail")(fail)
+    handler("test.many", many=True, batch=MANY_BATCH)(insert_many)
+    handler("test.scripted")(scripted)
+
+
+def insert(task: Task, db: Session) -> None:
+    """One row into the sink."""
+    db.execute(INTO_SINK, {"task_id": task.id, "note": task.type})
+
+
+def fail(task: Task, db: Session) -> None:
+    """One row into the sink, and then it fails."""
+    insert(task, db)
+    raise OnPurpose("on purpose")
+
+
+def insert_many(tasks: Sequence[Task], db: Session) -> None:
+    db.execute(INTO_SINK, [{"task_id": task.id, "note": task.type} for task in tasks])
+
+
+def scripted(task: Task, db: Session) -> Any:
+    return SCRIPTS[task.payload["do"]](task, db)
+
+
+def sink() -> None:
+    """The table `test_sink`, empty. It has no unique key: an effect that happens twice is there twice."""
+    with engine().begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS test_sink (task_id uuid, note text)"))
+        connection.execute(text("TRUNCATE test_sink"))
+
+
+def effects() -> Counter[uuid.UUID]:
+    """How often each task is in the sink."""
+    with engine().begin() as connection:
+        return Counter(connection.execute(text("SELECT task_id FROM test_sink")).scalars())
+
+
+def rows(columns: str = "status, attempt_count", where: str = "true", **values: Any) -> list[tuple[Any, ...]]:
+    """Tasks, in the order in which they were submitted."""
+    statement = text(f"SELECT {columns} FROM ingest_task WHERE {where} ORDER BY created_at, id")
+    with engine().begin() as connection:
+        return [tuple(row) for row in connection.execute(statement, values)]
+
+
+def task(task_id: uuid.UUID) -> dict[str, Any]:
+    """One task, by column."""
+    with engine().begin() as connection:
+        found = connection.execute(text("SELECT * FROM ingest_task WHERE id = :id"), {"id": task_id})
+        return dict(found.mappings().one())
+
+
+def transitions(task_id: uuid.UUID, columns: str = "from_status, to_status") -> list[tuple[Any, ...]]:
+    """The history of one task, from its beginning."""
+    statement = text(f"SELECT {columns} FROM ingest_task_transition WHERE task_id = :id ORDER BY id")
+    with engine().begin() as connection:
+        return [tuple(row) for row in connection.execute(statement, {"id": task_id})]
+
+
+def rings(where: str = "true") -> list[Ring]:
+    """Every ring for tasks in the outbox, whatever became of it, in the order in which they were written."""
+    statement = text(f"""
+        SELECT id, destination, payload, headers, next_retry_at, status, lease_token IS NOT NULL FROM outbox_event
+        WHERE destination LIKE 'celery:%' AND payload ? 'ids' AND {where} ORDER BY id""")
+    found = []
+    with engine().begin() as connection:
+        for id_, destination, payload, headers, due_at, status, is_leased in connection.execute(statement):
+            ids = [uuid.UUID(one) for one in payload["ids"]]
+            queue = destination.removeprefix("celery:")
+            batch, priority = payload["batch"], headers["priority"]
+            found.append(Ring(id_, queue, payload["type"], ids, batch, priority, due_at, status, is_leased))
+    return found
