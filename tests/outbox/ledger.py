@@ -44,7 +44,7 @@ def audits() -> Counter[str]:
 def rung(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
     """The ids of every message that waits in the broker."""
     with redis.Redis.from_url(stack.addresses["BROKER_URL"], decode_responses=True) as client:
-        keys = [key for key in client.keys(f"celeriac:{queue}*") if client.type(key) == "list"]
+        keys = [key for key in client.keys(f"celeriac:{queue}*") if key.partition("\x06")[0] == f"celeriac:{queue}"]
         messages = [json.loads(body) for key in keys for body in client.lrange(key, 0, -1)]
     return [json.loads(base64.b64decode(message["body"]))[0][0] for message in messages]
 

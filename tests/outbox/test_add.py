@@ -181,6 +181,21 @@ def test_a_submitter_that_dies_right_after_its_commit_loses_nothing(
     assert arrived(stack) == {"one": copies}
 
 
+@pytest.mark.guarantee
+def test_a_submitter_that_dies_before_its_commit_has_said_nothing(relay: Relay, stack: ServersOfTests) -> None:
+    code = (
+        "import os, outbox; from models.engine import sessions\n"
+        "session = sessions()()\n"
+        "outbox.add(session, 'celery:ingest', {'type': 't', 'ids': ['one']})\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    move(stack, 600)
+    assert relay.tick().sent == 0
+    assert rows() == []
+    assert arrived(stack) == {}
+
+
 def test_a_broker_that_does_not_answer_leaves_the_events_to_the_relay_and_the_next_are_born_free(
     session: Session, relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:

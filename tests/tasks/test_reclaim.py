@@ -6,17 +6,20 @@ import faulthandler
 import os
 import signal
 import socket
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 import failpoint
 import settings
 from models.engine import engine, forget_inherited_connections, sessions
-from tasks import NewTask, guard, submit_many
+from tasks import NewTask, Task, guard, handler, submit_many
 from tasks.actor import actor
 from tasks.attendant import Attendant
 from tasks.heartbeat import heartbeat
@@ -227,8 +230,45 @@ def test_a_worker_ticks_by_itself_while_beat_is_silent(ledger: ServersOfTests, m
     assert len(ran) == 3
 
 
-@pytest.mark.guarantee
+def test_a_handler_that_runs_three_leases_long_keeps_its_task(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_LEASE_SECONDS", "1")
+    settings.current.cache_clear()
+    SCRIPTS["long"] = lambda each, db: (insert(each, db), time.sleep(3.2))[0]
+    ids = submitted(1, "test.scripted", {"do": "long"})
+    worker = threading.Thread(target=ingest, args=(engine(), ids))
+    worker.start()
+    looks = 0
+    while worker.is_alive():
+        later(ledger, 0)
+        assert reclaimed() == Reclaimed()
+        looks += 1
+        worker.join(0.1)
+    assert looks > 10
+    assert rows() == [("SUCCEEDED", 0)]
+    assert effects() == {ids[0]: 1}
+
+
+def test_a_handler_that_heeds_no_limit_loses_its_process_and_its_neighbours_nothing(ledger: ServersOfTests) -> None:
+    handler("test.endless", soft_limit_seconds=0.1, hard_limit_seconds=0.3, max_attempts=1)(never_ends)
+    (endless,) = submitted(1, "test.endless")
+    in_a_child(lambda: ingest(engine(), [endless]))
+    later(ledger, LEASE + 1)
+    reclaimed()
+    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
+
+
+def never_ends(_task: Task, _db: Session) -> None:
+    while True:
+        try:
+            time.sleep(1)
+        except Exception:
+            continue
+
+
 @pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.guarantee
 @pytest.mark.parametrize(
     "place", ["ingest.after_claim", "ingest.in_handler", "ingest.after_effect", "ingest.after_settle"]
 )

@@ -18,6 +18,11 @@ import settings
 from bench.scratch import scratch_servers
 from chaos.handlers import CREATE
 from chaos.workers import Program, wait_until, worker
+from embedded.home import Home
+from embedded.part import Running
+from embedded.process import Process
+from embedded.roles import PORTS
+from embedded.stack import embedded_servers
 from models.engine import engine, sessions
 from outbox.submitter import submitter
 from tasks import NewTask, submit_many, ticks
@@ -31,6 +36,8 @@ QUICK = {
     "OUTBOX_SUBMIT_LEASE_SECONDS": "1",
 }
 
+RESTARTED: list[Running] = []
+
 
 @pytest.fixture(scope="module")
 def own_servers() -> Iterator[settings.Settings]:
@@ -43,6 +50,8 @@ def own_servers() -> Iterator[settings.Settings]:
                 connection.execute(CREATE)
             yield current
     finally:
+        for part in RESTARTED:
+            part.exit_code()
         os.environ.clear()
         os.environ.update(before)
         settings.current.cache_clear()
@@ -115,11 +124,11 @@ def names(program: Program) -> set[str]:
 @pytest.mark.guarantee
 def test_a_storm_of_kills_at_every_place_leaves_each_effect_once(start: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    storm = "ingest.after_claim=kill@4;ingest.in_handler=kill@60;ingest.after_effect=kill@7;ingest.after_settle=kill@9"
+    storm = "ingest.after_claim=kill@6;ingest.after_effect=kill@4;ingest.after_settle=kill@5"
     start("storm", FAILPOINTS=storm, FAILPOINT_TRACE=str(trace))
-    submitted(200)
+    submitted(80)
     await_all(seconds=90)
-    assert effects() == [(200, 200)]
+    assert effects() == [(80, 80)]
     assert {"ingest.after_claim", "ingest.after_effect", "ingest.after_settle"} <= set(trace.read_text().split())
     lost = [one for (one,) in rows("id", "attempt_count > 0 OR isolated")]
     assert lost, "nobody was killed while it held a task: nothing is proved"
@@ -177,3 +186,27 @@ def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(star
     assert {message for id_ in rows("id") for (message,) in transitions(id_[0], "message") if message} >= {
         f"the worker {socket.gethostname()}:{victim.pid} was lost with its batch"
     }
+
+
+@pytest.mark.slow
+def test_a_database_that_is_restarted_in_the_middle_costs_no_effect(start: Any, own_servers: settings.Settings) -> None:
+    start("worker")
+    submitted(60, seconds=0.1)
+    wait_until(lambda: len(rows(where="status = 'SUCCEEDED'")) >= 10, "some have succeeded", seconds=30)
+    restart_postgres(Home(own_servers.celeriac_home))
+    await_all(seconds=90)
+    assert effects() == [(60, 60)]
+    assert not rows(where="status = 'DEAD'")
+
+
+def restart_postgres(home: Home) -> None:
+    """As a careless operator does: sessions are cut off, nothing that was committed is lost."""
+    process = Process.read(home.pid_file("postgres"))
+    assert process is not None
+    process.ask_to_end(signal.SIGINT)
+    assert process.wait(30)
+    parts, _ = embedded_servers(home, home.ports(dict.fromkeys(PORTS, 0), wished={}))
+    (part,) = (one for one in parts if one.role == "postgres")
+    RESTARTED.append(again := Running(home, part))
+    wait_until(again.is_ready, "PostgreSQL is ready", seconds=30)
+    engine().dispose()

@@ -1,0 +1,188 @@
+"""The walks of the seeds, word for word: 000 section 5.1, and the acceptance lines of 001 that concern tasks."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import text
+
+import settings
+from models.engine import engine, sessions
+from outbox.relay import Relay
+from outbox.submitter import submitter
+from tasks import broker, dead_letters, submit, ticks
+from tasks.ingest import ingest
+from tasks.lost_rings import ring_again
+from tests.outbox.ledger import move, rung
+from tests.servers import ServersOfTests
+from tests.tasks.work import SCRIPTS, OnPurpose, effects, insert, register, rows, sink, transitions
+
+# as the seed spells them
+TASK = text("SELECT id,status,attempt_count,next_retry_at,last_error,updated_at FROM ingest_task WHERE id=:id")
+HISTORY = text("SELECT * FROM ingest_task_transition WHERE task_id=:id ORDER BY id")
+
+
+@pytest.fixture(autouse=True)
+def ledger(stack: ServersOfTests) -> ServersOfTests:
+    register()
+    sink()
+    return stack
+
+
+def submitted(type: str, payload: Any = None, **how: Any) -> uuid.UUID:
+    with sessions()() as session:
+        task = submit(session, type, payload, **how)
+        session.commit()
+    return task.task_id
+
+
+def delivered(stack: ServersOfTests) -> list[str]:
+    """What a worker would get now: everything is relayed, and the queue is emptied."""
+    assert submitter().flush(10)
+    relay = Relay.of(settings.current())
+    relay.tick()
+    relay.close()
+    ids = [one for message in rung(stack) for one in message]
+    with redis.Redis.from_url(stack.addresses["BROKER_URL"]) as client:
+        for key in client.keys("celeriac:ingest*"):
+            if b"dlq" not in key:
+                client.delete(key)
+    return ids
+
+
+def one(statement: Any, id_: uuid.UUID) -> Any:
+    with engine().begin() as connection:
+        return connection.execute(statement, {"id": id_}).one()
+
+
+def test_the_failure_walk_of_the_seed(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "INGEST_REDIS_MAX_ATTEMPTS": "2",
+        "INGEST_REDIS_RETRY_BASE_BACKOFF_MS": "0",
+        "INGEST_REDIS_RETRY_MAX_BACKOFF_MS": "0",
+        "INGEST_REDIS_RECLAIM_IDLE_MS": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+    settings.current.cache_clear()
+    id_ = submitted("demo.flaky", {"fail": 10})
+
+    ingest(engine(), delivered(ledger))
+    first = one(TASK, id_)
+    assert (first.status, first.attempt_count) == ("RETRYING", 1)
+    assert "failure 1 of 10" in first.last_error
+    assert first.next_retry_at is not None
+
+    ingest(engine(), delivered(ledger))
+    last = one(TASK, id_)
+    assert (last.status, last.attempt_count, last.next_retry_at) == ("DEAD", 2, None)
+
+    assert delivered(ledger) == []
+    assert broker.depths(["ingest", "ingest.dlq"]) == {"ingest": 0, "ingest.dlq": 1}
+    with engine().begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM task_lease")).scalar_one() == 0  # nothing is pending
+        history = connection.execute(HISTORY, {"id": id_}).all()
+    assert [(row.from_status, row.to_status, row.attempt_count) for row in history] == [
+        (None, "QUEUED", 0),
+        ("QUEUED", "RUNNING", 0),
+        ("RUNNING", "RETRYING", 1),
+        ("RETRYING", "RUNNING", 1),
+        ("RUNNING", "DEAD", 2),
+    ]
+    assert [row.message for row in history[2::2]] == [
+        f"RuntimeError: failure {n} of 10, as the payload asked for" for n in (1, 2)
+    ]
+
+
+def test_given_everything_works_when_a_task_is_submitted_then_it_runs_and_nothing_is_left_pending(
+    ledger: ServersOfTests,
+) -> None:
+    id_ = submitted("test.insert")
+    ingest(engine(), delivered(ledger))
+    assert rows() == [("SUCCEEDED", 0)]
+    assert effects() == {id_: 1}
+    assert broker.depths(["ingest"]) == {"ingest": 0}
+    with engine().begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM task_lease")).scalar_one() == 0
+
+
+def test_given_a_dependency_is_down_when_a_task_needs_it_then_it_retries_and_completes_when_it_is_back(
+    ledger: ServersOfTests,
+) -> None:
+    is_down = True
+
+    def needs_it(task: Any, db: Any) -> None:
+        if is_down:
+            raise OnPurpose("the dependency is away")
+        insert(task, db)
+
+    SCRIPTS["needs it"] = needs_it
+    id_ = submitted("test.scripted", {"do": "needs it"})
+    for attempt in (1, 2, 3):
+        ingest(engine(), delivered(ledger))
+        assert rows() == [("RETRYING", attempt)]
+        move(ledger, 600)
+    is_down = False
+    ingest(engine(), delivered(ledger))
+    assert rows() == [("SUCCEEDED", 3)]
+    assert effects() == {id_: 1}
+
+
+@pytest.mark.parametrize("decision", ["requeue", "discard"])
+def test_given_a_task_failed_three_times_then_it_is_suspended_and_an_operator_may_run_it_again_or_give_it_up(
+    ledger: ServersOfTests, decision: str
+) -> None:
+    id_ = submitted("test.fail", max_attempts=3)
+    for _ in range(3):
+        ingest(engine(), delivered(ledger))
+        move(ledger, 600)
+    assert rows("status, attempt_count, error_message") == [("DEAD", 3, "OnPurpose: on purpose")]
+    assert rows("payload") == [(None,)]
+    operate = dead_letters.requeue if decision == "requeue" else dead_letters.discard
+    list(operate(engine(), dead_letters.Choice([id_]), actor="op@here", reason="looked at it"))
+    status, message = transitions(id_, "to_status, message")[-1]
+    assert (status, message) == ({"requeue": "QUEUED", "discard": "DISCARDED"}[decision], "looked at it")
+    if decision == "requeue":
+        assert rows() == [("QUEUED", 0)]
+        ingest(engine(), delivered(ledger))
+        assert rows() == [("RETRYING", 1)]
+    assert effects() == {}
+
+
+def test_a_broker_that_is_away_for_twenty_minutes_costs_no_task_its_life(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as away:
+        away.setenv("BROKER_URL", "redis://127.0.0.1:1/0")
+        settings.current.cache_clear()
+        for _ in range(20):
+            submitted("test.insert")
+        relay = Relay.of(settings.current())
+        for _ in range(40):
+            relay.circuits.answered("celery:ingest")  # its wait is over
+            relay.tick()
+            move(ledger, 30)
+        relay.close()
+    settings.current.cache_clear()
+    assert set(rows("status")) == {("QUEUED",)}
+    move(ledger, 600)
+    for _ in range(3):
+        ingest(engine(), delivered(ledger))
+        ring_again(engine(), settings.current(), depths=broker.depths)
+        move(ledger, 600)
+    assert set(rows()) == {("SUCCEEDED", 0)}
+    assert set(effects().values()) == {1}
+
+
+def test_ticks_that_run_elsewhere_are_left_alone(ledger: ServersOfTests) -> None:
+    with engine().begin() as connection:
+        connection.execute(
+            text("""
+                INSERT INTO tick (name, holder, lease_token, lease_until, started_at)
+                VALUES ('reclaim', 'another', gen_random_uuid(), ledger_now() + interval '1 minute', ledger_now())""")
+        )
+    assert ticks.run("reclaim") is None
+    move(ledger, 61)
+    assert ticks.run("reclaim") is not None
