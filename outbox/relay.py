@@ -37,6 +37,7 @@ from settings import Settings
 logger = logging.getLogger(__name__)
 
 STATEMENT_TIMEOUT_SECONDS: Final = 30.0
+LOOK_BELOW_SECONDS: Final = 1.0
 AT_ONCE: Final = 8  # destinations that are drained in parallel
 
 
@@ -103,7 +104,10 @@ class Relay:
             return sum(pool.map(lambda name: self._drain(name, deadline), names), Ticked())
 
     def _drain(self, name: str, deadline: float) -> Ticked:
-        done, floor = Ticked(), NO_FLOOR
+        """Upwards from a floor, so that dead index entries are walked over once; what is below it is looked at again
+        if something there may be due again, or may have become visible since: ids do not in their order.
+        """
+        done, floor, looked_below_at, unfinished = Ticked(), NO_FLOOR, time.monotonic(), False
         with self.engine.connect() as connection:
             flush = Flush(connection, self.settings, self.worker_id)
             while time.monotonic() < deadline:
@@ -118,9 +122,11 @@ class Relay:
                 if events:
                     failpoint("relay.after_claim")
                     floor = floor.above(events)
-                    done += self._publish(name, events, flush, claimed_at)
-                elif floor != NO_FLOOR:
-                    floor = NO_FLOOR  # ids do not become visible in their order: look once more from the start
+                    ticked = self._publish(name, events, flush, claimed_at)
+                    unfinished |= ticked.sent < len(events) or any(event.ordering_key is not None for event in events)
+                    done += ticked
+                elif floor != NO_FLOOR and (unfinished or time.monotonic() - looked_below_at > LOOK_BELOW_SECONDS):
+                    floor, looked_below_at, unfinished = NO_FLOOR, time.monotonic(), False
                 else:
                     break
         return done

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import redis
 
@@ -32,9 +32,10 @@ class RedisStreamPublisher:
 
     def publish(self, events: Sequence[ClaimedEvent]) -> Sequence[Result]:
         try:
-            with self.client.pipeline(transaction=False) as pipeline:
+            pipeline: Any = self.client.pipeline(transaction=False)
+            with pipeline:
                 for event in events:
-                    pipeline.xadd(self.stream, _fields(event))
+                    pipeline.execute_command("XADD", self.stream, "*", *_fields(event))
                 answers = pipeline.execute(raise_on_error=False)
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             self.close()
@@ -45,12 +46,9 @@ class RedisStreamPublisher:
         self.client.close()
 
 
-def _fields(event: ClaimedEvent) -> dict[Any, Any]:
-    return {
-        "id": str(event.id),
-        "payload": json.dumps(event.payload, ensure_ascii=False),
-        "headers": json.dumps(dict(event.headers), ensure_ascii=False),
-    }
+def _fields(event: ClaimedEvent) -> tuple[str | int, ...]:
+    headers = json.dumps(dict(event.headers), ensure_ascii=False) if event.headers else "{}"
+    return ("id", event.id, "payload", json.dumps(event.payload, ensure_ascii=False), "headers", headers)
 
 
 def _result(answer: object) -> Result:
