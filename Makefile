@@ -3,7 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: up start stop status test test-all lint docs requirements help
+.PHONY: up start stop status test test-all lint demo docs requirements bench-peers help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,9 @@ lint: .venv/ready-dev  ## ruff, its formatter, mypy
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy .
 
+demo: .venv/ready  ## half a minute: a worker is killed, the broker forgets everything, every effect is there once
+	@$(BIN)/python manage.py demo $(ARGS)
+
 docs: .venv/ready  ## make docs/configuration.md anew
 	@$(BIN)/python manage.py config --markdown > docs/configuration.md
 
@@ -39,6 +42,10 @@ requirements:  ## pin requirements*.in anew (needs uv)
 		--quiet requirements.in -o requirements.txt
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 		--quiet requirements-dev.in -o requirements-dev.txt
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		--quiet requirements-bench.in -o requirements-bench.txt
+
+bench-peers: .venv-bench/ready  ## install what `manage.py bench ingest` is measured beside, in a venv of its own
 
 .venv/ready: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -51,4 +58,11 @@ requirements:  ## pin requirements*.in anew (needs uv)
 .venv/ready-dev: .venv/ready requirements-dev.txt
 	@echo "Preparing the tests' packages (once) …"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@touch $@
+
+.venv-bench/ready: requirements-bench.txt
+	@echo "Preparing .venv-bench (once) …"
+	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r requirements-bench.txt
 	@touch $@

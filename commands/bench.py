@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Measure, beside peers and the raw limit, on servers of its own.")
     bench.callback()(lambda: None)
     bench.command()(outbox)
+    bench.command()(ingest)
     app.add_typer(bench, name="bench")
 
 
@@ -74,6 +75,92 @@ def outbox(
             ("its first claim", f"{held.first_claim_ms:.1f} ms", f"{held.last_claim_ms:.1f} ms", ""),
         ],
     )
+
+
+def ingest(
+    *,
+    count: Annotated[int, typer.Option(min=1000, help="Tasks for each system; three times as many for ours.")] = 20_000,
+    singles: Annotated[int, typer.Option(min=50, help="Single tasks for the latency.")] = 500,
+    rounds: Annotated[int, typer.Option(min=1, help="Measure so often; the best of each counts.")] = 1,
+    without_peers: Annotated[
+        bool, typer.Option("--without-peers", help="Only plain Celery, raw SQL and ours; the others need a venv.")
+    ] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Also how a worker child grows, over many tasks.")] = False,
+    memory_tasks: Annotated[
+        int, typer.Option(min=1000, help="So many tasks for that; first a tenth of them.")
+    ] = 100_000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Celeriac beside plain Celery, Dramatiq, Procrastinate, PgQueuer and its own bare statements: the same work.
+
+    One row inserted per task, two worker processes each, servers of its own for each system. `make bench-peers`
+    installs the peers into a venv of their own. Example: `manage.py bench ingest --count 5000 --without-peers`
+    """
+    from bench import ingest as measured  # noqa: PLC0415 - loads everything
+    from bench.peers.programs import require_peers  # noqa: PLC0415
+
+    if not without_peers:
+        require_peers()
+    with console.status("starting …") as status:
+        found = measured.measure(
+            count=count,
+            singles=singles,
+            rounds=rounds,
+            with_peers=not without_peers,
+            memory_tasks=(memory_tasks // 10, memory_tasks) if memory else None,
+            say=status.update,
+        )
+    goals = measured.goals(found)
+    if as_json:
+        print_json({"found": found, "goals": goals})
+        return
+    _print_systems(found)
+    print_table(
+        ("goal", "wanted", "reached", ""),
+        [
+            (goal.what, f"{'≤' if goal.at_most else '≥'} {goal.wanted:g}", f"{goal.reached:.2f}", _yes(goal.is_met))
+            for goal in goals
+        ],
+    )
+
+
+def _print_systems(found: Any) -> None:
+    systems = [*found.plain, *found.peers, found.limit, found.task, found.many]
+    print_table(
+        ("submitted beforehand", "tasks/s", "ours per task", "ours many=True"),
+        [
+            (
+                rate.system,
+                f"{rate.per_second:,.0f}",
+                f"{found.task.per_second / rate.per_second:.2f}×",
+                f"{found.many.per_second / rate.per_second:.2f}×",
+            )
+            for rate in systems
+        ],
+    )
+    console.print()
+    print_table(
+        ("beside each other", "plain Celery, or bare INSERTs", "ours"),
+        [
+            (
+                "one by one, 4 threads, end to end, tasks/s",
+                f"{found.plain_one_by_one:,.0f}",
+                f"{found.one_by_one:,.0f}",
+            ),
+            ("one task, submit → start, p50 ms", f"{found.plain_latency.p50_ms:.1f}", f"{found.latency.p50_ms:.1f}"),
+            ("one task, submit → start, p99 ms", f"{found.plain_latency.p99_ms:.1f}", f"{found.latency.p99_ms:.1f}"),
+            ("submit_many, tasks/s", f"{found.bare_insert:,.0f}", f"{found.submit_many:,.0f}"),
+        ],
+    )
+    if found.memory:
+        first, last = found.memory.first_mib, found.memory.last_mib
+        tasks = f"{found.memory.first_tasks:,} and {found.memory.last_tasks:,} tasks"
+        console.print(f"\nA worker child after {tasks}: {first:.1f} and {last:.1f} MiB")
+    console.print()
+
+
+def _yes(is_met: bool) -> str:
+    return "met" if is_met else "missed"
 
 
 def _print_rates(where: str, rates: Any) -> None:

@@ -1,0 +1,315 @@
+"""Celeriac beside plain Celery, other queues and its own bare statements: the same work, in one run, ratios.
+
+Each system gets servers of its own, fresh and durable, two worker processes, and tasks that insert one row each. The
+clock starts when both processes stand at the gate (`peers/effect.py`) and ends when the last row is committed. Then the
+sink must hold every task exactly once, and for ours every task must be SUCCEEDED and no lease be left.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+from sqlalchemy import Engine, text
+
+from bench.peers.effect import SINK
+from bench.peers.our_handlers import MANY
+from bench.peers.programs import PATIENCE_SECONDS, MeasurementFailed, Place, answer, heard, speaking, working
+from bench.scratch import scratch_servers
+from models.engine import make_engine
+
+FAST: Final = 3  # so many times the tasks for whoever would be done before the clock is exact
+HANDLERS: Final = {"INGEST_HANDLERS": "bench.peers.our_handlers"}
+EFFECTS: Final = text("SELECT count(*) FROM bench_sink")
+EXACTLY: Final = text("SELECT count(*), count(DISTINCT n), min(n), max(n) FROM bench_sink")
+UNDONE: Final = text("SELECT (SELECT count(*) FROM ingest_task WHERE status <> 'SUCCEEDED'), count(*) FROM task_lease")
+STARTS: Final = text("SELECT CAST(value AS float8) FROM bench_sink ORDER BY n")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A system and how it is run: `programs` of it make two processes; what `width` is, its file says."""
+
+    name: str
+    module: str
+    width: int
+    programs: int = 1
+    type: str | None = None  # ours: of its tasks
+    foreign: bool = False
+
+
+PLAIN: Final = (
+    System("plain Celery, prefetch 1", "plain_celery", 1),
+    System("plain Celery, prefetch 16", "plain_celery", 16),
+)
+PEERS: Final = (
+    System("Dramatiq, 1 thread", "dramatiq_", 1, foreign=True),
+    System("Dramatiq, 8 threads", "dramatiq_", 8, foreign=True),
+    System("Procrastinate, concurrency 1", "procrastinate_", 1, programs=2, foreign=True),
+    System("Procrastinate, concurrency 10", "procrastinate_", 10, programs=2, foreign=True),
+    System("PgQueuer, batch 10", "pgqueuer_", 10, programs=2, foreign=True),
+    System("PgQueuer, batch 100", "pgqueuer_", 100, programs=2, foreign=True),
+)
+LIMIT: Final = System("raw SQL, batch 500", "raw_sql", MANY, programs=2, type="bench.many")
+OURS_TASK: Final = System("ours, per-task handler", "ours", 1, type="bench.task")
+OURS_MANY: Final = System("ours, many=True", "ours", 1, type="bench.many")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tasks per second of a system."""
+
+    system: str
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """From before the call that submits to the first line of the handler, in milliseconds."""
+
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident memory of the largest worker child, in MiB."""
+
+    first_tasks: int
+    first_mib: float
+    last_tasks: int
+    last_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was measured."""
+
+    plain: list[Rate]
+    peers: list[Rate]
+    limit: Rate
+    task: Rate
+    many: Rate
+    plain_one_by_one: float
+    one_by_one: float
+    plain_latency: Latency
+    latency: Latency
+    bare_insert: float
+    submit_many: float
+    memory: Memory | None
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure, and what it should be: at least, or with `at_most`."""
+
+    what: str
+    reached: float
+    wanted: float
+    at_most: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        return self.reached <= self.wanted if self.at_most else self.reached >= self.wanted
+
+
+def goals(found: Found) -> list[Goal]:
+    """The goals of the design. Plain Celery and the peers each stand with the better of their settings."""
+    plain = max(rate.per_second for rate in found.plain)
+    best = max((rate.per_second for rate in found.peers), default=None)
+    reached = [Goal("per-task handler : plain Celery", found.task.per_second / plain, 8)]
+    if best:
+        reached.append(Goal("per-task handler : best peer", found.task.per_second / best, 2.5))
+    reached += [
+        Goal("many=True : plain Celery", found.many.per_second / plain, 12),
+        Goal("many=True : raw SQL", found.many.per_second / found.limit.per_second, 0.8),
+        Goal("one by one : plain Celery", found.one_by_one / found.plain_one_by_one, 2),
+        Goal("submit → start, p50 ms", found.latency.p50_ms, 15, at_most=True),
+        Goal("submit → start, p99 ms", found.latency.p99_ms, 60, at_most=True),
+        Goal("submit_many : bare INSERTs", found.submit_many / found.bare_insert, 0.6),
+    ]
+    if found.memory:
+        growth = found.memory.last_mib / found.memory.first_mib
+        reached.append(Goal("memory of a child, last : first", growth, 1.1, at_most=True))
+    return reached
+
+
+def measure(
+    *, count: int, singles: int, rounds: int, with_peers: bool, memory_tasks: tuple[int, int] | None, say: Say
+) -> Found:
+    """All of it, `rounds` times one after the other; of each figure the best round counts, for every system alike."""
+    systems = (*PLAIN, *(PEERS if with_peers else ()), LIMIT, OURS_TASK, OURS_MANY)
+    rates: dict[str, list[Rate]] = {system.name: [] for system in systems}
+    ones: dict[str, list[float]] = {PLAIN[0].name: [], OURS_TASK.name: []}
+    waits: dict[str, list[Latency]] = {name: [] for name in ones}
+    bare, ours = [], []
+    for _ in range(rounds):
+        for system in systems:
+            rates[system.name].append(throughput(system, FAST * count if system.type else count, say))
+        for system in (PLAIN[0], OURS_TASK):
+            ones[system.name].append(one_by_one(system, count, say))
+            waits[system.name].append(latency(system, singles, say))
+        bare.append(submitting(LIMIT, ("insert", FAST * count), say))
+        ours.append(submitting(OURS_TASK, ("submit", FAST * count, "bench.task"), say))
+    best = {name: max(found, key=lambda rate: rate.per_second) for name, found in rates.items()}
+    shortest = {name: min(found, key=lambda wait: wait.p99_ms) for name, found in waits.items()}
+    return Found(
+        plain=[best[system.name] for system in PLAIN],
+        peers=[best[system.name] for system in PEERS if system.name in best],
+        limit=best[LIMIT.name],
+        task=best[OURS_TASK.name],
+        many=best[OURS_MANY.name],
+        plain_one_by_one=max(ones[PLAIN[0].name]),
+        one_by_one=max(ones[OURS_TASK.name]),
+        plain_latency=shortest[PLAIN[0].name],
+        latency=shortest[OURS_TASK.name],
+        bare_insert=max(bare),
+        submit_many=max(ours),
+        memory=memory(*memory_tasks, say) if memory_tasks else None,
+    )
+
+
+def throughput(system: System, count: int, say: Say) -> Rate:
+    """Submitted beforehand."""
+    say(f"{system.name}: {count:,} tasks …")
+    with _servers(system) as (engine, place):
+        if system.module == "ours":
+            answer(place, "ours", "gates")
+        _submit(place, system, count)
+        with working(place, system.module, system.width, system.programs) as running:
+            place.await_all(running)
+            began_at = time.monotonic()
+            place.open_gate()
+            seconds = _await_effects(engine, place, running, count, began_at) - began_at
+        _prove(engine, system, count)
+    return Rate(system.name, count / seconds)
+
+
+def one_by_one(system: System, count: int, say: Say) -> float:
+    """Per second: from the first call of four client threads to the last effect."""
+    say(f"{system.name}, one by one: {count:,} tasks …")
+    with _warm(system) as (engine, place, running), speaking(place, system.module, "one_by_one", count) as client:
+        ended_at = _await_effects(engine, place, running, count + 1, time.monotonic())
+        began_at: float = heard(client, system.module)["began_at"]
+    return count / (ended_at - began_at)
+
+
+def latency(system: System, count: int, say: Say) -> Latency:
+    """At light load, one at a time."""
+    say(f"{system.name}, latency: {count:,} single tasks …")
+    with _warm(system) as (engine, place, running):
+        submitted: list[float] = answer(place, system.module, "singles", count)
+        _await_effects(engine, place, running, count, time.monotonic())
+        with engine.connect() as connection:
+            started: Sequence[float] = connection.execute(STARTS).scalars().all()
+    return percentiles([(start - submit) * 1000 for start, submit in zip(started, submitted, strict=True)])
+
+
+def percentiles(waits: Sequence[float]) -> Latency:
+    """Without the first tenth: it opens connections."""
+    times = sorted(waits[len(waits) // 10 :])
+    return Latency(times[len(times) // 2], times[int(len(times) * 0.99)])
+
+
+def submitting(system: System, command: tuple[str | int, ...], say: Say) -> float:
+    """Tasks per second into the ledger."""
+    say(f"{system.name}: {command[0]} …")
+    with _servers(system) as (_engine, place):
+        seconds: float = answer(place, system.module, *command)["seconds"]
+    return int(command[1]) / seconds
+
+
+def memory(first: int, last: int, say: Say) -> Memory:
+    """Of a child that has run `first` tasks, and of the same one after `last`."""
+    say(f"memory: {last:,} tasks …")
+    with _warm(OURS_TASK) as (engine, place, running):
+        grown = []
+        for start, end in ((0, first), (first, last)):
+            answer(place, "ours", "submit", end - start, "bench.task", start)
+            _await_effects(engine, place, running, end, time.monotonic())
+            children = psutil.Process(running[0].pid).children(recursive=True)
+            grown.append(max(child.memory_info().rss for child in children) / 2**20)
+    return Memory(first, grown[0], last, grown[1])
+
+
+@contextmanager
+def _servers(system: System) -> Iterator[tuple[Engine, Place]]:
+    """Fresh ones, with an empty sink, and a folder for the programs."""
+    with scratch_servers() as settings, tempfile.TemporaryDirectory(prefix="celeriac-bench-") as folder:
+        engine = make_engine(settings.database_url)
+        with engine.begin() as connection:
+            connection.execute(text(SINK))
+        try:
+            yield engine, Place(Path(folder), foreign=system.foreign, variables={} if system.foreign else HANDLERS)
+        finally:
+            engine.dispose()
+
+
+@contextmanager
+def _warm(system: System) -> Iterator[tuple[Engine, Place, list[subprocess.Popen[bytes]]]]:
+    """Servers and workers that have run a task each, and an empty sink."""
+    with _servers(system) as (engine, place):
+        if system.module == "ours":
+            answer(place, "ours", "gates")
+        else:
+            answer(place, system.module, "submit", 2)
+        with working(place, system.module, system.width, system.programs) as running:
+            place.await_all(running)
+            place.open_gate()
+            if system.module != "ours":
+                _await_effects(engine, place, running, 2, time.monotonic())
+            with engine.begin() as connection:
+                connection.execute(text("TRUNCATE bench_sink"))
+            yield engine, place, running
+
+
+def _submit(place: Place, system: System, count: int) -> None:
+    if system.type:
+        answer(place, "ours", "submit", count, system.type)
+    else:
+        answer(place, system.module, "submit", count)
+
+
+def _await_effects(
+    engine: Engine, place: Place, running: Sequence[subprocess.Popen[bytes]], count: int, began_at: float
+) -> float:
+    """When the last row was committed. The nearer the end, the more often it looks: counting costs the measured."""
+    found, moved_at = 0, time.monotonic()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while True:
+            before, found = found, connection.execute(EFFECTS).scalar_one()
+            now = time.monotonic()
+            if found >= count:
+                return now
+            place.require_alive(running)
+            if found > before:
+                moved_at = now
+            elif now > moved_at + PATIENCE_SECONDS:
+                raise MeasurementFailed(f"Only {found:,} of {count:,} tasks were done. {place.last_words()}")
+            time.sleep(pause(found, count, now - began_at))
+
+
+def pause(found: int, count: int, seconds: float) -> float:
+    """Half of the time that is left at this pace, within bounds."""
+    left = (count - found) * seconds / found if found else 0.1
+    return min(0.5, max(0.003, left / 2))
+
+
+def _prove(engine: Engine, system: System, count: int) -> None:
+    """Every task once, and nothing else."""
+    with engine.connect() as connection:
+        found = tuple(connection.execute(EXACTLY).one())
+        if found != (count, count, 0, count - 1):
+            raise MeasurementFailed(f"{system.name}: {found[0]:,} effects of {found[1]:,} tasks instead of {count:,}.")
+        if system.type:
+            undone, leases = connection.execute(UNDONE).one()
+            if undone or leases:
+                raise MeasurementFailed(f"{system.name}: {undone:,} tasks are not SUCCEEDED, {leases:,} leases left.")

@@ -1,0 +1,40 @@
+"""The handlers of the measurement: `INGEST_HANDLERS=bench.peers.our_handlers`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from bench.peers.effect import VALUE, pass_gate
+from tasks import Task, handler
+
+MANY: Final = 500
+ONE_ROW: Final = text("INSERT INTO bench_sink (n, value) VALUES (:n, :value)")
+# bare SQL says the same in raw_sql.py
+MANY_ROWS: Final = text("INSERT INTO bench_sink (n, value) SELECT n, :value FROM unnest(CAST(:n AS bigint[])) AS n")
+
+
+@handler("bench.task")
+def insert(task: Task, db: Session) -> None:
+    db.execute(ONE_ROW, {"n": task.payload["n"], "value": VALUE})
+
+
+@handler("bench.many", many=True, batch=MANY)
+def insert_many(tasks: Sequence[Task], db: Session) -> None:
+    db.execute(MANY_ROWS, {"n": [task.payload["n"] for task in tasks], "value": VALUE})
+
+
+@handler("bench.start")
+def start(task: Task, db: Session) -> None:
+    started_at = time.monotonic()
+    db.execute(ONE_ROW, {"n": task.payload["n"], "value": repr(started_at)})
+
+
+@handler("bench.gate", batch=1)
+def gate(_task: Task, _db: Session) -> None:
+    """A task of its own, so that the first claim of the measured ones is measured, too."""
+    pass_gate()

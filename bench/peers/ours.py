@@ -1,0 +1,103 @@
+"""Celeriac: a real worker on the queue `ingest`, submits in their own transactions, every guarantee on.
+
+No relay and no beat runs while the clock does: rings are born leased and published by whoever submits. A ring that its
+submitter left behind (its lease was half gone) is published by one relay before the workers start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+from sqlalchemy import text
+
+import settings
+from bench.peers.effect import CLIENTS, PAUSE_SECONDS, PROCESSES, begin_again, obey
+from models.engine import engine, sessions
+from outbox.relay import Relay
+from outbox.submitter import submitter
+from tasks import NewTask, submit_many
+from tasks import submit as submit_one
+
+CHUNK: Final = 1000
+UNSENT: Final = text("SELECT count(*) FROM outbox_event WHERE status <> 'SENT'")
+
+
+def gates() -> None:
+    """A task for each process to meet at the gate, before all others in the queue."""
+    with sessions()() as session:
+        submit_many(session, [NewTask("bench.gate")] * PROCESSES)
+        session.commit()
+    _publish_all()
+
+
+def submit(count: int, type: str, first: int = 0) -> dict[str, float]:
+    """In transactions of a thousand; says how long that took, which does not wait for the broker."""
+    began_at = time.monotonic()
+    with sessions()() as session:
+        for start in range(first, first + count, CHUNK):
+            numbers = range(start, min(start + CHUNK, first + count))
+            submit_many(session, [NewTask(type, {"n": n}) for n in numbers])
+            session.commit()
+    seconds = time.monotonic() - began_at
+    _publish_all()
+    return {"seconds": seconds}
+
+
+def one_by_one(count: int) -> dict[str, float]:
+    """From threads, a transaction each; says when it began."""
+
+    def client(place: int) -> None:
+        for n in range(place, count, CLIENTS):
+            with sessions().begin() as session:
+                submit_one(session, "bench.task", {"n": n})
+
+    with sessions().begin() as session:
+        submit_one(session, "bench.task", {"n": -1})  # opens connections
+    threads = [threading.Thread(target=client, args=(place,)) for place in range(CLIENTS)]
+    began_at = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    submitted_at = time.monotonic()
+    _publish_all()
+    return {"began_at": began_at, "submitted_at": submitted_at}
+
+
+def singles(count: int) -> list[float]:
+    """When each was submitted: before its transaction began."""
+    began = []
+    for n in range(count):
+        began.append(time.monotonic())
+        with sessions().begin() as session:
+            submit_one(session, "bench.start", {"n": n})
+        time.sleep(PAUSE_SECONDS)
+    _publish_all()
+    return began
+
+
+def work(width: int, _place: int) -> None:
+    begin_again(
+        *("celery", "-A", "tasks", "worker", "-Q", "ingest", "-c", str(PROCESSES), "-l", "WARNING"),
+        *("--prefetch-multiplier", str(width), "--without-gossip", "--without-mingle"),
+    )
+
+
+def _publish_all() -> None:
+    submitter().flush(60)
+    relay = Relay.of(settings.current())
+    while _unsent():
+        relay.tick(10)
+        time.sleep(0.1)
+    relay.close()
+
+
+def _unsent() -> int:
+    with engine().connect() as connection:
+        return int(connection.execute(UNSENT).scalar_one())
+
+
+if __name__ == "__main__":
+    obey(gates=gates, submit=submit, one_by_one=one_by_one, singles=singles, work=work)

@@ -1,0 +1,118 @@
+"""The limit: our own claim and settle statements, driven by bare psycopg2. No Celery, no session, no handler around.
+
+The tasks are submitted by `ours.py`. Each process takes every other batch of them; its width is the batch. `insert`
+is the limit of submitting: the rows that `submit_many` writes, as bare multi-row INSERTs.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import psycopg2
+from psycopg2.extensions import new_array_type, register_type
+from psycopg2.extras import execute_values
+from sqlalchemy import TextClause
+from sqlalchemy.dialects.postgresql.psycopg2 import dialect
+
+from bench.peers.effect import PROCESSES, VALUE, database_url, obey, pass_gate
+from bench.peers.our_handlers import MANY
+from tasks.guard import CLAIM
+from tasks.identity import fresh_id
+from tasks.settle_statements import SUCCEED
+
+UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 would not read them as a list
+CHUNK: Final = 1000
+RING: Final = 100
+LEASE_SECONDS: Final = 60
+MANY_ROWS: Final = "INSERT INTO bench_sink (n, value) SELECT n, %s FROM unnest(%s) AS n"
+TASKS: Final = """
+    INSERT INTO ingest_task (id, type, payload, context, queue, priority, max_attempts, rung_at, created_at, updated_at)
+    VALUES %s
+"""
+TRANSITIONS: Final = "INSERT INTO ingest_task_transition (task_id, to_status, actor, created_at) VALUES %s"
+RINGS: Final = """
+    INSERT INTO outbox_event (destination, payload, headers, created_at, locked_by, locked_at, lease_token, lease_until)
+    VALUES %s
+"""
+
+
+def work(width: int, place: int) -> None:
+    claim, succeed = _bare(CLAIM), _bare(SUCCEED)
+    register_type(UUIDS)
+    with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT id FROM ingest_task WHERE type = 'bench.many' ORDER BY created_at, id")
+        ids = [str(id_) for (id_,) in cursor.fetchall()]
+        connection.commit()
+        pass_gate()
+        for start in range(place * width, len(ids), PROCESSES * width):
+            token = str(uuid.uuid4())
+            cursor.execute(claim, claiming(ids[start : start + width], token))
+            rows = [row for row in cursor.fetchall() if row[-1] == "RUN"]
+            connection.commit()
+            cursor.execute(MANY_ROWS, (VALUE, [row[2]["n"] for row in rows]))
+            cursor.execute(succeed, succeeding([row[0] for row in rows], token))
+            answer = cursor.fetchone()
+            assert answer is not None
+            assert len(answer[0]) == len(rows)
+            connection.commit()
+    time.sleep(3600)  # until it is ended, like any worker
+
+
+def claiming(ids: Sequence[str], token: str) -> dict[str, Any]:
+    """The parameters of CLAIM."""
+    kind = {"types": ["bench.many"], "batches": [MANY], "relaxed": [True]}
+    return {**kind, "ids": list(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
+
+
+def succeeding(ids: Sequence[str], token: str) -> dict[str, Any]:
+    """The parameters of SUCCEED."""
+    return {"id": list(ids), "result": [None] * len(ids), "token": token, "actor": "raw", "is_last": True}
+
+
+def insert(count: int) -> dict[str, float]:
+    """In transactions of a thousand; the values are made before the clock starts."""
+    chunks = list(_chunks(count))
+    with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        connection.commit()
+        began_at = time.monotonic()
+        for tasks, transitions, rings in chunks:
+            for statement, rows in ((TASKS, tasks), (TRANSITIONS, transitions), (RINGS, rings)):
+                execute_values(cursor, statement, rows, page_size=CHUNK)
+            connection.commit()
+        return {"seconds": time.monotonic() - began_at}
+
+
+def _chunks(count: int) -> Iterator[tuple[list[Any], list[Any], list[Any]]]:
+    at = "2026-01-01 00:00:00+00"
+    token = str(uuid.uuid4())
+    for first in range(0, count, CHUNK):
+        ids = [str(fresh_id()) for _ in range(min(CHUNK, count - first))]
+        tasks = [
+            (id_, "bench.task", f'{{"n":{first + place}}}', "{}", "ingest", 5, 10, at, at, at)
+            for place, id_ in enumerate(ids)
+        ]
+        yield tasks, [(id_, "QUEUED", "raw", at) for id_ in ids], [_ring(each, at, token) for each in _rings(ids)]
+
+
+def _rings(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), RING):
+        yield ids[start : start + RING]
+
+
+def _ring(ids: Sequence[str], at: str, token: str) -> tuple[str, ...]:
+    listed = ", ".join(f'"{id_}"' for id_ in ids)
+    payload = f'{{"type": "bench.task", "ids": [{listed}], "batch": {RING}}}'
+    return ("celery:ingest", payload, '{"priority": 5}', at, "raw", at, token, at)
+
+
+def _bare(statement: TextClause) -> str:
+    """As psycopg2 takes it."""
+    return str(statement.compile(dialect=dialect()))  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    obey(work=work, insert=insert)

@@ -1,0 +1,167 @@
+"""The bench of the ingest path measures real work, says what was reached, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.ingest import Found, Goal, Latency, Memory, Rate, goals, pause, percentiles
+from bench.peers import programs, raw_sql
+from bench.peers.programs import PEERS_PYTHON, PeersMissing, require_peers
+from settings import ROOT
+from tasks.guard import CLAIM
+from tasks.settle_statements import SUCCEED
+
+PEERS = ROOT / "bench" / "peers"
+FOREIGN = {"dramatiq_.py", "procrastinate_.py", "pgqueuer_.py"}
+FOUND = Found(
+    plain=[Rate("plain, prefetch 1", 500), Rate("plain, prefetch 16", 400)],
+    peers=[Rate("a peer", 1000), Rate("a better peer", 1600)],
+    limit=Rate("raw SQL", 10_000),
+    task=Rate("ours", 4000),
+    many=Rate("ours, many", 8000),
+    plain_one_by_one=300,
+    one_by_one=599,
+    plain_latency=Latency(3, 6),
+    latency=Latency(15, 61),
+    bare_insert=10_000,
+    submit_many=6000,
+    memory=Memory(10, 100.0, 100, 110.0),
+)
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files that nobody else uses; a server that runs as another user may walk to it."""
+    folder = Path(tempfile.mkdtemp(prefix="celeriac-tests-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def still_running(folder: Path) -> list[str]:
+    """Servers and workers alike have it in their environment."""
+    return [
+        process.info["name"]
+        for process in psutil.process_iter(["name", "environ"])
+        if (process.info["environ"] or {}).get("TMPDIR") == str(folder)
+    ]
+
+
+def test_a_goal_is_measured_against_the_better_setting_of_each_system() -> None:
+    reached = {goal.what: goal for goal in goals(FOUND)}
+    assert reached["per-task handler : plain Celery"] == Goal("per-task handler : plain Celery", 8, 8)
+    assert reached["per-task handler : best peer"].reached == 2.5
+    assert reached["many=True : plain Celery"].reached == 16
+    assert reached["many=True : raw SQL"].reached == 0.8
+
+
+def test_a_goal_that_is_just_reached_is_met_and_one_that_is_just_missed_is_not() -> None:
+    missed = [goal.what for goal in goals(FOUND) if not goal.is_met]
+    assert missed == ["one by one : plain Celery", "submit → start, p99 ms"]
+
+
+def test_what_was_not_measured_is_no_goal() -> None:
+    alone = dataclasses.replace(FOUND, peers=[], memory=None)
+    assert [goal.what for goal in goals(alone) if "peer" in goal.what or "memory" in goal.what] == []
+
+
+def test_the_first_waits_do_not_count_and_the_slowest_do() -> None:
+    assert percentiles([9999.0] * 10 + [float(wait) for wait in range(90)]) == Latency(45, 89)
+
+
+def test_whoever_waits_for_effects_looks_seldom_at_first_and_often_in_the_end() -> None:
+    """Counting the effects costs the system that is measured."""
+    pauses = [pause(found, 20_000, found / 1000) for found in (1000, 10_000, 19_000, 19_900, 19_999)]
+    assert pauses == sorted(pauses, reverse=True)
+    assert pauses[0] == 0.5
+    assert pauses[-1] == 0.003
+    assert 0 < pause(0, 20_000, 5.0) < 0.5
+
+
+def test_the_limit_is_measured_with_our_statements_as_they_are_today() -> None:
+    """A parameter that is missing would be found only by whoever runs the whole bench."""
+    token = str(uuid.uuid4())
+    assert CLAIM.compile().params.keys() <= raw_sql.claiming(["a"], token).keys()
+    assert SUCCEED.compile().params.keys() <= raw_sql.succeeding(["a"], token).keys()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench").rglob("*.py")), ids=lambda path: path.name)
+def test_no_package_of_a_peer_is_imported_into_our_process(path: Path) -> None:
+    peers = {"dramatiq", "procrastinate", "pgqueuer", "asyncpg", "psycopg", "psycopg_pool", "uvloop"}
+    names = set(imported(path))
+    if path.name not in FOREIGN:
+        assert not {name.partition(".")[0] for name in names} & peers
+        assert not {f"{name.rpartition('.')[2]}.py" for name in names} & FOREIGN
+
+
+@pytest.mark.parametrize("name", [*sorted(FOREIGN), "effect.py"])
+def test_a_peer_needs_nothing_of_ours_but_the_work_itself(name: str) -> None:
+    """Our packages are not installed where it runs."""
+    ours = {path.name.removesuffix(".py") for path in ROOT.iterdir()}
+    assert {each for each in imported(PEERS / name) if each.partition(".")[0] in ours} <= {"bench.peers.effect"}
+    if name == "effect.py":
+        assert {each.partition(".")[0] for each in imported(PEERS / name)} <= set(sys.stdlib_module_names)
+
+
+def test_whoever_has_no_peers_is_told_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "PEERS_PYTHON", tmp_path / "python")
+    with pytest.raises(PeersMissing, match=r"`make bench-peers`.*--without-peers"):
+        require_peers()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_bench_of_the_ingest_path_measures_and_cleans_up(temporary: Path) -> None:
+    with_peers = PEERS_PYTHON.exists()
+    few = ["--count", "1000", "--singles", "50", "--memory", "--memory-tasks", "2000"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), "bench", "ingest", *few, "--json"]
+        + ([] if with_peers else ["--without-peers"]),
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    found = said["found"]
+    assert len(found["peers"]) == (6 if with_peers else 0)
+    assert found.keys() == {field.name for field in dataclasses.fields(Found)}
+    assert min(numbers(found)) > 0
+    assert len(said["goals"]) == (9 if with_peers else 8)
+    assert still_running(temporary) == []
+    assert list(temporary.iterdir()) == []
+
+
+def numbers(found: Any) -> Iterator[float]:
+    match found:
+        case dict():
+            for value in found.values():
+                yield from numbers(value)
+        case list():
+            for value in found:
+                yield from numbers(value)
+        case int() | float():
+            yield found
