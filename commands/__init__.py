@@ -6,7 +6,22 @@ import sys
 
 import typer
 
-from commands import bench, check, config, ledger, outbox, relay, stack
+from commands import (
+    bench,
+    check,
+    config,
+    dead_tasks,
+    demo,
+    ledger,
+    outbox,
+    reclaim,
+    relay,
+    show,
+    stack,
+    stats,
+    submit,
+    tasks,
+)
 from commands.output import complain
 from models.errors import CeleriacError
 from settings import SettingsError
@@ -21,7 +36,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for subject in (stack, ledger, check, config, relay, outbox, bench):
+SUBJECTS = (stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, reclaim, relay, outbox, bench, demo)
+for subject in SUBJECTS:
     subject.register(app)
 
 

@@ -2,6 +2,9 @@
 
     DEAD ──requeue──► QUEUED      attempts start again, the history stays        DEAD ──discard──► DISCARDED
 
+In small batches, each its own transaction: safe to interrupt and to run twice, also by two people at once. Only what
+was DEAD when it began is touched, so that tasks that die again meanwhile are not brought back for ever.
+
 The queue `INGEST_DLQ_QUEUE` is a projection of the DEAD tasks: each puts a message with its id and error code there,
 through the outbox. `sync` makes it equal again after a requeue, a discard, or a broker that lost it.
 """
@@ -21,10 +24,18 @@ from sqlalchemy import Connection, Engine, TextClause, text
 from sqlalchemy.orm import Session
 
 import settings
+from models.clock import now
 from outbox.lease import connection_of
 from tasks import rings
+from tasks.actor import actor as this_process
+from tasks.tick_rows import single_flight
 
 BATCH: Final = 500
+MOST_GROUPS: Final = 100
+SYNC: Final = "dead_letters"  # the name of its single flight
+SYNC_SECONDS: Final = 60.0  # after that, one that was lost with its process may be run by another
+Place = dict[str, Any]
+_START: Final[Place] = {"after_at": "-infinity", "after_id": uuid.UUID(int=0)}
 
 _CHOSEN: Final = """status = 'DEAD'
     AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY(CAST(:ids AS uuid[])))
@@ -33,69 +44,82 @@ _CHOSEN: Final = """status = 'DEAD'
     AND (CAST(:error_code AS text) IS NULL OR error_code = :error_code)
     AND (CAST(:since AS timestamptz) IS NULL OR finished_at >= :since)
     AND (CAST(:until AS timestamptz) IS NULL OR finished_at < :until)"""
+_PAGE: Final = """finished_at <= :no_later AND (finished_at, id) > (:after_at, :after_id)
+        ORDER BY finished_at, id LIMIT :batch"""
+_LAST: Final = "ORDER BY finished_at DESC, id DESC LIMIT 1"
 
+# count: by type and error, the most frequent first; the last column is how many there are in all.
 COUNT: Final = text(f"""
-    SELECT type, error_code, error_message, count(*) FROM ingest_task WHERE {_CHOSEN}
-    GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3
+    SELECT type, error_code, error_message, count(*), CAST(sum(count(*)) OVER () AS bigint)
+    FROM ingest_task WHERE {_CHOSEN} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT :most
 """)
 
+# The place in the order is that of the page, not of what could be locked: whoever works on the same page at the same
+# time must not end our way through the others.
 _NEXT: Final = f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
-    dead AS MATERIALIZED (
-        SELECT id FROM ingest_task WHERE {_CHOSEN} AND (finished_at, id) > (:after_at, :after_id)
-        ORDER BY finished_at, id LIMIT :batch),
+    page AS MATERIALIZED (SELECT id, finished_at FROM ingest_task WHERE {_CHOSEN} AND {_PAGE}),
     held AS MATERIALIZED (
-        SELECT id, attempt_count, finished_at FROM ingest_task WHERE id IN (SELECT id FROM dead) AND status = 'DEAD'
+        SELECT id, attempt_count FROM ingest_task WHERE id IN (SELECT id FROM page) AND status = 'DEAD'
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)"""
-_LAST: Final = "(SELECT max(finished_at) FROM held), (SELECT array_agg(id ORDER BY finished_at, id) FROM held)"
+_DONE: Final = f"""
+    (SELECT finished_at FROM page {_LAST}), (SELECT id FROM page {_LAST}), (SELECT array_agg(id) FROM held)"""
 
-# requeue: DEAD → QUEUED, attempts start again, due at once, with its ring.
+# requeue: DEAD → QUEUED, attempts start again, due at once, with its ring. What killed its worker runs alone (P5).
 REQUEUE: Final = text(f"""{_NEXT},
     told AS (
         INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'QUEUED', 0, :reason, :actor, at FROM held CROSS JOIN clock),
     back AS (
         UPDATE ingest_task task
-        SET status = 'QUEUED', attempt_count = 0, next_retry_at = NULL, finished_at = NULL, isolated = false,
-            rung_at = at, updated_at = at
+        SET status = 'QUEUED', attempt_count = 0, next_retry_at = NULL, finished_at = NULL, rung_at = at,
+            updated_at = at, isolated = error_code IS NOT DISTINCT FROM 'worker_lost'
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
     {rings.rung("back")}
-    SELECT {_LAST}, ours FROM rings
+    SELECT {_DONE}, ours FROM rings
 """)
-# discard: DEAD → DISCARDED.
+# discard: DEAD → DISCARDED, and whoever asked to be notified is told.
 DISCARD: Final = text(f"""{_NEXT},
     told AS (
         INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'DISCARDED', attempt_count, :reason, :actor, at FROM held CROSS JOIN clock),
     gone AS (
         UPDATE ingest_task task SET status = 'DISCARDED', finished_at = at, updated_at = at
-        FROM held, clock WHERE task.id = held.id)
-    SELECT {_LAST}, '[]'::jsonb
+        FROM held, clock WHERE task.id = held.id
+        RETURNING task.id, type, task.attempt_count, error_message, notify),
+    notified AS (
+        INSERT INTO outbox_event (destination, payload, created_at)
+        SELECT notify, jsonb_build_object('taskId', id, 'type', type, 'status', 'DISCARDED',
+                                          'attemptCount', attempt_count, 'errorMessage', error_message), at
+        FROM gone CROSS JOIN clock WHERE notify IS NOT NULL)
+    SELECT {_DONE}, '[]'::jsonb
 """)
 
-# letters: a dead letter for every DEAD task, page by page.
-LETTERS: Final = text("""
+_UNSENT: Final = "destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL"
+_REFUSED: Final = "destination = :destination AND status = 'DEAD' AND ordering_key IS NULL"
+# look: DEAD tasks; letters that have not left, or were refused; and those that are certainly not in the queue yet.
+LOOK: Final = text(f"""
+    SELECT (SELECT count(*) FROM ingest_task WHERE status = 'DEAD'),
+           count(*) + (SELECT count(*) FROM outbox_event WHERE {_REFUSED}), count(*) FILTER (WHERE lease_until IS NULL)
+    FROM outbox_event WHERE {_UNSENT}
+""")
+# forget_letters: those that are not just leaving; a new one is written for each.
+FORGET_LETTERS: Final = text(f"""
+    WITH refused AS (DELETE FROM outbox_event WHERE {_REFUSED})
+    DELETE FROM outbox_event WHERE {_UNSENT} AND (lease_until IS NULL OR lease_until <= (SELECT ledger_now()))
+""")
+LEAVING: Final = text(f"SELECT payload ->> 'dead' FROM outbox_event WHERE {_UNSENT}")
+# letters: a dead letter for every task that was DEAD by then and has none on its way, page by page.
+LETTERS: Final = text(f"""
     WITH page AS MATERIALIZED (
-        SELECT id, finished_at, error_code FROM ingest_task
-        WHERE status = 'DEAD' AND (finished_at, id) > (:after_at, :after_id) ORDER BY finished_at, id LIMIT :batch),
+        SELECT id, finished_at, error_code FROM ingest_task WHERE status = 'DEAD' AND {_PAGE}),
     written AS (
         INSERT INTO outbox_event (destination, payload, created_at)
-        SELECT :destination, jsonb_build_object('dead', id, 'errorCode', error_code), (SELECT ledger_now()) FROM page)
-    SELECT count(*), max(finished_at), (SELECT id FROM page ORDER BY finished_at DESC, id DESC LIMIT 1) FROM page
+        SELECT :destination, jsonb_build_object('dead', id, 'errorCode', error_code), (SELECT ledger_now()) FROM page
+        WHERE CAST(id AS text) <> ALL(CAST(:leaving AS text[])) RETURNING id)
+    SELECT (SELECT finished_at FROM page {_LAST}), (SELECT id FROM page {_LAST}), (SELECT count(*) FROM written)
 """)
-# forget_letters: those that have not left yet; a new one is written for each.
-FORGET_LETTERS: Final = text("""
-    DELETE FROM outbox_event
-    WHERE destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL
-      AND (lease_until IS NULL OR lease_until <= (SELECT ledger_now()))
-""")
-DEAD_COUNT: Final = text("SELECT count(*) FROM ingest_task WHERE status = 'DEAD'")
-LETTERS_ON_THE_WAY: Final = text("""
-    SELECT count(*) FROM outbox_event
-    WHERE destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL
-""")
-_START: Final = {"after_at": "-infinity", "after_id": uuid.UUID(int=0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +148,17 @@ class DeadCount:
     count: int
 
 
-def count(connection: Connection, choice: Choice) -> list[DeadCount]:
-    return [DeadCount(*row) for row in connection.execute(COUNT, dataclasses.asdict(choice))]
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How many are chosen, and of which kinds: the most frequent ones."""
+
+    total: int
+    groups: list[DeadCount]
+
+
+def count(connection: Connection, choice: Choice) -> Counted:
+    rows = connection.execute(COUNT, {**dataclasses.asdict(choice), "most": MOST_GROUPS}).all()
+    return Counted(int(rows[0][-1]) if rows else 0, [DeadCount(*row[:-1]) for row in rows])
 
 
 def requeue(
@@ -138,18 +171,22 @@ def requeue(
     batch: int = BATCH,
 ) -> Iterator[list[uuid.UUID]]:
     """Yields the ids of each batch that was requeued, after its commit."""
-    return _in_batches(
-        engine, choice, REQUEUE, limit=limit, batch=batch, values={"actor": actor, "reason": reason or "requeued"}
-    )
+    values = {"actor": actor, "reason": reason or "requeued"}
+    return _in_batches(engine, choice, REQUEUE, limit=limit, batch=batch, values=values)
 
 
 def discard(
-    engine: Engine, choice: Choice, *, actor: str, reason: str | None = None, limit: int | None = None
+    engine: Engine,
+    choice: Choice,
+    *,
+    actor: str,
+    reason: str | None = None,
+    limit: int | None = None,
+    batch: int = BATCH,
 ) -> Iterator[list[uuid.UUID]]:
     """Yields the ids of each batch that was discarded, after its commit."""
-    return _in_batches(
-        engine, choice, DISCARD, limit=limit, batch=BATCH, values={"actor": actor, "reason": reason or "discarded"}
-    )
+    values = {"actor": actor, "reason": reason or "discarded"}
+    return _in_batches(engine, choice, DISCARD, limit=limit, batch=batch, values=values)
 
 
 def sync(
@@ -160,43 +197,81 @@ def sync(
     purge: Callable[[str], int],
     force: bool = False,
 ) -> int:
-    """Make the queue equal to the DEAD tasks if their counts differ; returns how many letters were written."""
+    """Make the queue equal to the DEAD tasks if their counts differ; returns how many letters were written.
+
+    One at a time; what is counted wrongly because tasks die and letters leave meanwhile is right at the next look.
+    """
     queue = current.ingest_dlq_queue
     if not queue:
         return 0
     destination = rings.RING + queue
-    with engine.begin() as connection:
-        dead = connection.execute(DEAD_COUNT).scalar_one()
-        on_the_way = connection.execute(LETTERS_ON_THE_WAY, {"destination": destination}).scalar_one()
-    if not force and depths([queue])[queue] + on_the_way == dead:
+    before = _look(engine, destination)
+    waiting = depths([queue])[queue]  # also with force: nothing is forgotten while the broker is away
+    if not force and _may_be_equal(waiting, before, _look(engine, destination)):
         return 0
-    purge(queue)
+    with single_flight(engine, SYNC, holder=this_process(), seconds=SYNC_SECONDS) as ours:
+        return _write_anew(engine, queue, purge) if ours else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    dead: int
+    unsent: int
+    unleased: int
+
+
+def _look(engine: Engine, destination: str) -> _Look:
+    with engine.begin() as connection:
+        return _Look(*connection.execute(LOOK, {"destination": destination}).one())
+
+
+def _may_be_equal(waiting: int, before: _Look, after: _Look) -> bool:
+    """Whether some moment between the two looks may have found the queue equal to the DEAD tasks.
+
+    A letter that is leased may be in the queue already, and one that left between the looks is counted at both ends. A
+    letter that was refused is an operator's affair: written anew with every look, there would be more and more of them.
+    """
+    least = waiting + min(before.unleased, after.unleased)
+    most = waiting + max(before.unsent, after.unsent)
+    return least <= max(before.dead, after.dead) and most >= min(before.dead, after.dead)
+
+
+def _write_anew(engine: Engine, queue: str, purge: Callable[[str], int]) -> int:
+    destination = rings.RING + queue
     with engine.begin() as connection:
         connection.execute(FORGET_LETTERS, {"destination": destination})
-    written, place = 0, dict(_START)
-    while True:
+        values = {
+            "destination": destination,
+            "batch": BATCH,
+            "no_later": now(connection),
+            "leaving": [name or "" for name in connection.execute(LEAVING, {"destination": destination}).scalars()],
+        }
+    purge(queue)
+    written, place = 0, _START
+    while place["after_at"] is not None:
         with engine.begin() as connection:
-            found, at, last = connection.execute(LETTERS, {**place, "destination": destination, "batch": BATCH}).one()
-        written += int(found)
-        if found < BATCH:
-            return written
+            at, last, letters = connection.execute(LETTERS, {**values, **place}).one()
+        written += int(letters)
         place = {"after_at": at, "after_id": last}
+    return written
 
 
 def _in_batches(
     engine: Engine, choice: Choice, statement: TextClause, *, limit: int | None, batch: int, values: dict[str, Any]
 ) -> Iterator[list[uuid.UUID]]:
-    done, place = 0, dict(_START)
+    with engine.connect() as connection:
+        values = {**dataclasses.asdict(choice), **values, "no_later": now(connection)}
+    done, place = 0, _START
     while limit is None or done < limit:
         most = batch if limit is None else min(batch, limit - done)
         with Session(engine) as db:
-            given = {**dataclasses.asdict(choice), **values, **place, "batch": most}
-            given |= rings.ring_values(db, settings.current().ingest_queues)
-            at, ids, ours = connection_of(db).execute(statement, given).one()
+            given = {**values, **place, "batch": most, **rings.ring_values(db, settings.current().ingest_queues)}
+            at, last, ids, ours = connection_of(db).execute(statement, given).one()
             rings.publish_after_commit(db, ours)
             db.commit()
-        if not ids:
+        if at is None:
             return
-        done += len(ids)
-        place = {"after_at": at, "after_id": ids[-1]}
-        yield ids
+        place = {"after_at": at, "after_id": last}
+        if ids:
+            done += len(ids)
+            yield ids

@@ -1,0 +1,96 @@
+"""reclaim, rebuild-broker: what was lost with a worker or with the broker comes back out of the ledger."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+import settings
+from commands.interruption import INTERRUPTED, until_interrupted
+from commands.output import camel, complain, console, print_json, print_table, with_progress
+from commands.rings import rings_leave
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(reclaim)
+    app.command("rebuild-broker")(rebuild_broker)
+
+
+def reclaim(
+    once: Annotated[bool, typer.Option("--once", help="One look, then end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take over the tasks of lost workers and ring again for lost rings, until Ctrl-C. Beat does the same.
+
+    Example: `manage.py reclaim --once --json`
+    """
+    from tasks import ticks  # noqa: PLC0415 - loads SQLAlchemy and Celery
+
+    with until_interrupted() as stopped, rings_leave():
+        while not stopped.is_set():
+            _print_reclaimed(ticks.run("reclaim"), as_json=as_json)
+            if once:
+                break
+            stopped.wait(settings.current().ingest_reclaim_interval_ms / 1000)
+
+
+def _print_reclaimed(found: dict[str, Any] | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"ran": found is not None, **(found or {})})
+    elif found is None:
+        console.print("Reclaim runs elsewhere just now.")
+    else:
+        words = {"leases": "lost leases", "charged": "tasks charged", "isolated": "isolated", "rungAgain": "rung again"}
+        console.print(", ".join(f"{words.get(name, name)} {number}" for name, number in found.items()))
+
+
+def rebuild_broker(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
+    as_json: Json = False,
+) -> None:
+    """After a flush, or with a new broker: ring for everything that is due and restore the dead letters.
+
+    Safe at any time, with workers running too: a task that is rung twice is run once.
+
+    Example: `manage.py rebuild-broker --dry-run`
+    """
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy and Celery
+    from tasks import broker, dead_letters, rebuild  # noqa: PLC0415
+
+    current = settings.current()
+    with engine().connect() as connection:
+        due = rebuild.due(connection)
+        dead = dead_letters.count(connection, dead_letters.Choice()).total
+    total = sum(kind.count for kind in due)
+    if dry_run:
+        if as_json:
+            print_json({"dryRun": True, "due": [camel(kind) for kind in due], "tasks": total, "dead": dead})
+        else:
+            print_table(("queue", "type", "due"), [(kind.queue, kind.type, f"{kind.count:,}") for kind in due])
+            console.print(f"to be rung: {total:,} tasks; dead letters: {dead:,}")
+        return
+    broker.depths([current.ingest_queues[0]])  # one that is away is said before anything is done
+    rung = rebuild.Rung()
+    with until_interrupted() as stopped, rings_leave():
+        pages = rebuild.ring_all_due(engine())
+
+        def tasks_so_far() -> Any:
+            nonlocal rung
+            for rung in pages:
+                yield rung.tasks
+                if stopped.is_set():
+                    return
+
+        with_progress(tasks_so_far(), total=total, what="rung")
+        if not stopped.is_set():
+            letters = dead_letters.sync(engine(), current, depths=broker.depths, purge=broker.purge, force=True)
+    if stopped.is_set():
+        complain(f"Interrupted after {rung.tasks:,} of {total:,} tasks. It is safe to run it again.")
+        raise typer.Exit(INTERRUPTED)
+    if as_json:
+        print_json({"tasks": rung.tasks, "rings": rung.rings, "letters": letters})
+    else:
+        console.print(f"rung for {rung.tasks:,} tasks in {rung.rings:,} rings; dead letters written: {letters:,}")

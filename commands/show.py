@@ -1,0 +1,135 @@
+"""show: one task, its history, and why it is not running."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+import settings
+from commands.listing import print_lines
+from commands.output import age, camel, console, moment, print_json, print_table
+
+if TYPE_CHECKING:
+    from tasks.details import Details
+    from tasks.why import Reason
+
+CUT_AT: Final = 500
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(show)
+
+
+def show(
+    task_id: Annotated[uuid.UUID, typer.Argument(metavar="ID", help="The id of a task.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole payload.")] = False,
+) -> None:
+    """Show a task: its state, its history, its rings, and why it is not running.
+
+    Example: `manage.py show 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60`
+    """
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from tasks.details import details  # noqa: PLC0415
+    from tasks.registry import handlers  # noqa: PLC0415
+    from tasks.why import reasons  # noqa: PLC0415
+
+    with engine().connect() as connection:
+        found = details(connection, task_id)
+    why = reasons(found, settings.current(), known_types=handlers())
+    if as_json:
+        print_json(_json_of(found, why))
+    else:
+        _print(found, why)
+
+
+def _json_of(found: Details, why: list[Reason]) -> dict[str, Any]:
+    return {
+        **found.task.envelope(),
+        "why": [camel(reason) for reason in why],
+        "transitions": [camel(each) for each in found.transitions],
+        "lease": camel(found.lease) if found.lease else None,
+        "rings": [camel(ring) for ring in found.rings],
+        "audits": [camel(audit) for audit in found.audits],
+    }
+
+
+def _print(found: Details, why: list[Reason]) -> None:
+    print_table(("task", ""), [(name, value) for name, value in _fields(found) if value])
+    console.print()
+    print_table(
+        ("why it is not running" if why[0].code != "running" else "it runs",), [(each.message,) for each in why]
+    )
+    console.print()
+    print_lines(
+        ("at", "from", "to", "failures", "by", "message"),
+        [
+            (
+                moment(each.created_at),
+                each.from_status or "",
+                each.to_status,
+                str(each.attempt_count),
+                each.actor,
+                _cut(each.message or ""),
+            )
+            for each in found.transitions
+        ],
+    )
+    if found.rings:
+        console.print()
+        print_table(
+            ("ring in the outbox", "status", "failures", "due", "held by", "last error"),
+            [
+                (
+                    str(ring.id),
+                    ring.status,
+                    str(ring.attempt_count),
+                    moment(ring.next_retry_at or ring.created_at),
+                    ring.locked_by or "",
+                    _cut((ring.last_error or "").partition("\n")[0]),
+                )
+                for ring in found.rings
+            ],
+        )
+    if found.audits:
+        console.print()
+        print_table(
+            ("audit", "at", "by", "detail"),
+            [(each.code, moment(each.created_at), each.worker_id, _cut(each.detail or "")) for each in found.audits],
+        )
+    if found.task.last_error:
+        console.print()
+        print_lines(("last error",), [(line,) for line in found.task.last_error.splitlines()])
+
+
+def _fields(found: Details) -> Iterator[tuple[str, str]]:
+    task = found.task
+    yield "id", str(task.task_id)
+    yield "type", task.type
+    yield "status", task.status
+    yield "queue", f"{task.queue}, priority {task.priority}{', runs alone' if task.isolated else ''}"
+    yield "key", task.idempotency_key or ""
+    yield "failures", f"{task.attempt_count} of {task.max_attempts}"
+    yield "due", moment(task.next_retry_at)
+    yield "rung", moment(task.rung_at)
+    yield "created", f"{moment(task.created_at)}, {age(found.now - task.created_at)} ago"
+    yield "changed", moment(task.updated_at)
+    yield "finished", moment(task.finished_at)
+    if found.lease:
+        yield "lease", f"{found.lease.holder} until {moment(found.lease.lease_until)}, {found.lease.tasks} tasks"
+    yield "error", ": ".join(filter(None, (task.error_code, task.error_message)))
+    yield "notify", task.notify or ""
+    yield "payload", _cut(_written(task.payload))
+    yield "context", _cut(_written(task.context)) if task.context else ""
+    yield "result", _cut(_written(task.result)) if task.result is not None else ""
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CUT_AT else f"{text[:CUT_AT]}… ({len(text):,} characters; --json has all)"

@@ -1,0 +1,93 @@
+"""retry-now: one task that waits for its time, or is dead, runs as soon as a worker is free.
+
+    RETRYING, or QUEUED for later ──► due now, with a ring; no attempt is charged, the audit says who (`retry_now`)
+    DEAD                          ──► QUEUED, attempts start again (tasks/dead_letters.py)
+
+Its old ring comes too, at its own time, and finds nothing to do: a ring is a hint (P7).
+"""
+
+# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+import settings
+from models.errors import CeleriacError
+from models.status import TaskStatus
+from outbox.lease import connection_of
+from tasks import dead_letters, rings
+from tasks.views import UnknownTask
+
+# retry_now: RETRYING, or QUEUED with a time → due now. What was due already is rung once more.
+RETRY_NOW: Final = text(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    held AS MATERIALIZED (
+        SELECT id, next_retry_at FROM ingest_task
+        WHERE id = :id AND status IN ('QUEUED', 'RETRYING') AND next_retry_at IS NOT NULL FOR NO KEY UPDATE),
+    audited AS (
+        INSERT INTO task_audit (task_id, code, worker_id, detail, created_at)
+        SELECT id, 'retry_now', :actor, concat_ws('; ', CAST(:reason AS text), 'was due at ' || next_retry_at), at
+        FROM held CROSS JOIN clock),
+    hurried AS (
+        UPDATE ingest_task task SET next_retry_at = least(task.next_retry_at, at), rung_at = at, updated_at = at
+        FROM held, clock WHERE task.id = held.id
+        RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
+    {rings.rung("hurried")}
+    SELECT (SELECT count(*) FROM hurried), ours FROM rings
+""")
+STATUS: Final = text("SELECT status FROM ingest_task WHERE id = :id")
+
+
+class NothingToHurry(CeleriacError):
+    """The task does not wait for its time."""
+
+    code = "nothing_to_hurry"
+    http_status = 409
+
+
+@dataclass(frozen=True, slots=True)
+class Hurried:
+    """What it was before; it is due now."""
+
+    task_id: uuid.UUID
+    was: TaskStatus
+
+
+def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> Hurried:
+    """Raises UnknownTask, and NothingToHurry for a task that runs, is done, or is due already and has never waited."""
+    with Session(engine) as db:
+        was = _status(db, task_id)
+        values = {"id": task_id, "actor": actor, "reason": reason}
+        values |= rings.ring_values(db, settings.current().ingest_queues)
+        hurried, ours = connection_of(db).execute(RETRY_NOW, values).one()
+        rings.publish_after_commit(db, ours)
+        db.commit()
+    if hurried:
+        return Hurried(task_id, was)
+    choice = dead_letters.Choice(ids=[task_id])
+    if any(dead_letters.requeue(engine, choice, actor=actor, reason=reason or "retry-now")):
+        return Hurried(task_id, TaskStatus.DEAD)
+    raise NothingToHurry(_SENTENCES[was].format(id=task_id))
+
+
+def _status(db: Session, task_id: uuid.UUID) -> TaskStatus:
+    status = db.execute(STATUS, {"id": task_id}).scalar()
+    if status is None:
+        raise UnknownTask(task_id)
+    return TaskStatus(status)
+
+
+_SENTENCES: Final = {
+    TaskStatus.QUEUED: "{id} is due already: `manage.py show {id}` says what it waits for.",
+    TaskStatus.RUNNING: "{id} is running.",
+    TaskStatus.RETRYING: "{id} has just been taken by somebody else.",
+    TaskStatus.DEAD: "{id} has just been taken by somebody else.",
+    TaskStatus.SUCCEEDED: "{id} has SUCCEEDED: it is not run twice.",
+    TaskStatus.DISCARDED: "{id} is DISCARDED.",
+}

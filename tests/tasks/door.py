@@ -1,0 +1,88 @@
+"""The operator's door as tests use it: `manage.py …` in this process, and tasks in the state that a test needs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import uuid
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import commands
+from models.engine import engine, sessions
+from outbox.submitter import submitter
+from tasks import NewTask, submit_many
+from tasks.ingest import ingest
+from tests.tasks import work
+
+FLAKY = "demo.flaky"
+DIES = {"permanent": "it will never work"}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def manage(*arguments: object, stdin: bytes = b"") -> Done:
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as here, redirect_stdout(out), redirect_stderr(err):
+        here.setattr(sys, "argv", ["manage.py", *map(str, arguments)])
+        here.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = commands.main()
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+def submitted(*payloads: Any, type: str = FLAKY, **options: Any) -> list[uuid.UUID]:
+    """With their rings in the broker."""
+    with sessions().begin() as session:
+        made = submit_many(session, [NewTask(type, one, **options) for one in payloads])
+    assert submitter().flush(60)
+    return [each.task_id for each in made]
+
+
+def dead(*payloads: Any) -> list[uuid.UUID]:
+    """Tasks that died in a worker, with all that belongs to it."""
+    ids = submitted(*(payloads or [DIES]))
+    ingest(engine(), ids)
+    assert set(statuses(ids)) == {"DEAD"}
+    return ids
+
+
+def buried(count: int, **columns: Any) -> list[uuid.UUID]:
+    """Many DEAD tasks, written by hand; all died at the same moment."""
+    values = {"type": FLAKY, "payload": "{}", "error_code": "handler_error", "error_message": "no", "last_error": "no"}
+    values |= columns
+    names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
+    insert = text(f"""
+        INSERT INTO ingest_task (id, status, finished_at, {names})
+        SELECT gen_random_uuid(), 'DEAD', (SELECT ledger_now()), {places} FROM generate_series(1, :n) RETURNING id""")
+    with engine().begin() as connection:
+        return list(connection.execute(insert, {**values, "n": count}).scalars())
+
+
+def change(ids: Sequence[uuid.UUID], changes: str, **values: Any) -> None:
+    """By hand."""
+    with engine().begin() as connection:
+        connection.execute(
+            text(f"UPDATE ingest_task SET {changes} WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": list(ids), **values}
+        )
+
+
+def statuses(ids: Sequence[uuid.UUID]) -> list[str]:
+    found = dict(work.rows("id, status", "id = ANY(:ids)", ids=list(ids)))
+    return [found[id_] for id_ in ids]
