@@ -3,11 +3,12 @@
     together    one transaction: every handler's effects, every SUCCEEDED, every transition (P3)
     one by one  after anything else than success of all: ROLLBACK, the culprit is settled with what became of it, and
                 the others run in a transaction each
+    outside     a handler that is not transactional: one by one, each settled right after it ran
 
 Settling must return exactly the tasks that ran. One fewer means that its lease was lost: everything is rolled back, and
 what is still ours runs one by one. After half a lease no further task is started; what is done is settled, the rest is
 given back (P6). When the connection is lost, nobody knows whether the COMMIT went through: the fence does, and what is
-still ours goes back, to be run alone (P5).
+still ours goes back, to be run alone (P5). Whatever happens, the lease ends with the last of its tasks, in one commit.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Engine, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from failpoint import failpoint
@@ -29,26 +30,43 @@ from settings import Settings
 from tasks.call import Repeat, call, is_serialization_failure
 from tasks.counting import count, count_outcomes
 from tasks.guard import Claim
-from tasks.handler_session import HandlerSession, TransactionMisused
+from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused, handler_session
 from tasks.heartbeat import Held, heartbeat
-from tasks.outcomes import Dead, ErrorCode, Failure, Outcome, Released, Retry, Succeeded, outcome_of
+from tasks.outcomes import (
+    SENTENCE_LIMIT,
+    Dead,
+    ErrorCode,
+    Failure,
+    Isolated,
+    Outcome,
+    Released,
+    Retry,
+    Snoozed,
+    Succeeded,
+    outcome_of,
+)
 from tasks.registry import Handler
 from tasks.settle import Outcomes, Settlement
+from tasks.settle_statements import NO_SUCH_CURSOR
 from tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
 REPEATS: Final = 5
 NO_TIME: Final = Released("there was no time to start it")
-STILL_THE_SAME: Final = text("SELECT coalesce(current_setting('celeriac.batch', true), '') = :batch")
+TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A transaction that was rolled back: what is known of whose fault it was."""
+    """A transaction that was rolled back, and whose fault it was, where that is known."""
 
-    outcomes: Outcomes = field(default_factory=list)
-    misused: bool = False
+    culprit: tuple[Task, Outcome] | None = None
+
+    @classmethod
+    def by(cls, tasks: Sequence[Task], outcome: Outcome) -> Broken:
+        """One of them. Of several nobody knows which."""
+        return cls((tasks[0], outcome)) if len(tasks) == 1 else cls()
 
 
 class Batch:
@@ -62,131 +80,150 @@ class Batch:
         self.stop_starting_at = claim.deadline - settings.ingest_lease_seconds / 2
         self.unsettled = {task.id: task for task in claim.tasks}
         self.running: Sequence[Task] = ()
+        self.seconds: dict[uuid.UUID, float] = {}  # in the handler, the last time it was called
 
     def run(self) -> None:
         with heartbeat().holding(self.claim.token, self.claim.deadline) as held:
             try:
-                self._together(held)
+                if self.handler.transactional and len(self.claim.tasks) > 1:
+                    self._together(held)
                 for task in list(self.unsettled.values()):
                     self._alone(task, held)
-            except (OperationalError, Unreachable) as error:
-                self._connection_lost(error)
-            except BaseException as stopped:
-                self._settle_rest(outcome_of(stopped))
+            except (SystemExit, KeyboardInterrupt) as stopped:
+                self._give_back([(task, outcome_of(stopped)) for task in self.unsettled.values()])
+                raise
+            except (LedgerLost, Unreachable) as error:
+                logger.warning("the ledger was lost: %s", error)
+                self._give_back(self._blamed(error, ErrorCode.LEDGER_LOST))
+            except Exception as error:  # a fault of ours
+                self._give_back(self._blamed(error, ErrorCode.HANDLER_ERROR))
                 raise
 
     def _together(self, held: Held) -> None:
-        """Afterwards all are settled, or the culprit is."""
-        if len(self.unsettled) == 1:
-            return
+        """Afterwards all are settled, or the culprit is, if one is known."""
         broken = self._attempt(self.claim.tasks, held)
-        if broken and len(broken.outcomes) == 1:
-            self._settle(broken.outcomes)
+        if broken and broken.culprit:
+            self._settle(*broken.culprit)
 
     def _alone(self, task: Task, held: Held) -> None:
         if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
-            self._settle([(task, NO_TIME)])
-            return
-        broken = self._attempt([task], held)
-        match broken:
-            case Broken(outcomes=[_, *_] as outcomes):
-                self._settle(outcomes)
-            case Broken(misused=True):
-                failure = Failure.of(TransactionMisused(), ErrorCode.TRANSACTION_MISUSED)
-                self._settle([(task, Dead(failure))])  # its effects are there: never again
-            case Broken():
-                self._lost([task], "late_success")
+            self._settle(task, NO_TIME)
+        elif not self.handler.transactional:
+            self.running = [task]
+            self._settle(task, *self._called([task], None, held))
+        else:
+            match self._attempt([task], held):
+                case Broken(culprit=(_, outcome)):
+                    self._settle(task, outcome)
+                case Broken():
+                    self._lost(task, Succeeded())
 
     def _attempt(self, tasks: Sequence[Task], held: Held) -> Broken | None:
         """One transaction, repeated if the database asks for it. None: committed."""
-        self.running = tasks
         for _ in range(REPEATS):
             try:
                 return self._transaction(tasks, held)
             except Repeat:
                 continue
-        return Broken([(task, Released("the database asked too often for a repetition")) for task in tasks])
+        return Broken.by(tasks, TOO_OFTEN)
 
     def _transaction(self, tasks: Sequence[Task], held: Held) -> Broken | None:
         ran: list[tuple[Task, Outcome]] = []
-        seconds: list[float] = []
-        with HandlerSession(self.engine) as db:
-            db.begin_batch(self.claim.token)
+        self.running = ()
+        with handler_session(self.engine) as db:
+            self.running = tasks
             for group in [tasks] if self.handler.many else [[task] for task in tasks]:
                 if ran and time.monotonic() >= self.stop_starting_at:
                     break
-                started_at = time.monotonic()
-                outcomes = call(self.handler, group, db, held)
-                if not all(isinstance(outcome, Succeeded) for outcome in outcomes):
-                    return Broken(list(zip(group, outcomes, strict=True)))
+                outcomes = self._called(group, db, held)
+                failed = next((outcome for outcome in outcomes if not isinstance(outcome, Succeeded)), None)
+                if failed:
+                    return Broken.by(group, failed)
                 ran += zip(group, outcomes, strict=True)
-                seconds += [(time.monotonic() - started_at) / len(group)] * len(group)
             failpoint("ingest.after_effect")
             settling: Outcomes = [*ran, *((task, NO_TIME) for task in tasks[len(ran) :])]
             try:
-                settled = self._settled_in(db, settling)
+                settled = self.settlement.settle(db, settling, is_last=self._is_last(settling), in_batch=True)
                 if len(settled) < len(tasks):
-                    return Broken(misused=not db.execute(STILL_THE_SAME, {"batch": str(self.claim.token)}).scalar_one())
+                    return Broken()
                 db.commit_batch()
             except DBAPIError as error:
-                if is_serialization_failure(error):
-                    raise Repeat from error
-                if error.connection_invalidated:
-                    raise
-                return Broken([(task, outcome_of(error)) for task in tasks])  # a constraint that COMMIT checked
-        self._forget(settling)
-        count_outcomes([outcome for _, outcome in settling], seconds)
+                return Broken.by(tasks, self._refusal(error, db))
+        self._done(settling, settled)
         failpoint("ingest.after_settle")
         return None
 
-    def _settle(self, outcomes: Outcomes) -> None:
-        """In a transaction of their own, and nothing else in it."""
-        with Session(self.engine) as db:
-            settled = self._settled_in(db, outcomes)
-            db.commit()
-        lost = [task for task, _ in outcomes if task.id not in settled]
-        if lost:
-            self._lost(lost, "lease_lost")
-        self._forget(outcomes)
-        count_outcomes([outcome for task, outcome in outcomes if task.id in settled], ())
+    def _called(self, tasks: Sequence[Task], db: HandlerSession | None, held: Held) -> list[Outcome]:
+        started_at = time.monotonic()
+        outcomes = call(self.handler, tasks, db, held)
+        each = (time.monotonic() - started_at) / len(tasks)
+        self.seconds.update((task.id, each) for task in tasks)
+        return outcomes
 
-    def _settled_in(self, db: Session, outcomes: Outcomes) -> set[uuid.UUID]:
-        is_last = len(outcomes) == len(self.unsettled)
-        batch = str(self.claim.token) if isinstance(db, HandlerSession) else None
-        return self.settlement.settle(db, outcomes, is_last=is_last, batch=batch)
+    def _refusal(self, error: DBAPIError, db: HandlerSession) -> Outcome:
+        """Of settling, or of COMMIT, which checks the constraints that were deferred."""
+        if db.is_lost:
+            raise LedgerLost from error
+        if is_serialization_failure(error):
+            raise Repeat from error
+        if getattr(error.orig, "pgcode", None) == NO_SUCH_CURSOR:  # what it wrote may be there: never again
+            return Dead(Failure.of(TransactionMisused(), ErrorCode.TRANSACTION_MISUSED))
+        return outcome_of(error)
 
-    def _settle_rest(self, outcome: Outcome) -> None:
-        """What has not been settled, when this process stops or meets a fault of ours."""
-        rest = list(self.unsettled.values())
-        if rest:
+    def _settle(self, task: Task, outcome: Outcome) -> None:
+        """In a transaction of its own, and nothing else in it."""
+        settled = self._settled([(task, outcome)])
+        if settled:
+            self._done([(task, outcome)], settled)
+        else:
+            self._lost(task, outcome)
+
+    def _settled(self, outcomes: Outcomes) -> Mapping[uuid.UUID, Outcome]:
+        """Until there is an answer. A lost one may have been a yes, and then the second finds nothing to settle."""
+        answer_was_lost = False
+        for _ in range(REPEATS):
             try:
-                self._settle([(task, outcome) for task in rest])
-            except (DBAPIError, CeleriacError):
-                logger.exception("left to reclaim: %d tasks", len(rest))
+                with Session(self.engine) as db:
+                    settled = self.settlement.settle(db, outcomes, is_last=self._is_last(outcomes))
+                    db.commit()
+            except DBAPIError as error:
+                if not error.connection_invalidated and not is_serialization_failure(error):
+                    raise
+                answer_was_lost |= error.connection_invalidated
+            else:
+                return {task.id: outcome for task, outcome in outcomes} if answer_was_lost else settled
+        raise LedgerLost
 
-    def _lost(self, tasks: Sequence[Task], code: str) -> None:
+    def _is_last(self, outcomes: Outcomes) -> bool:
+        return len(outcomes) == len(self.unsettled)
+
+    def _lost(self, task: Task, outcome: Outcome) -> None:
+        """Somebody else has it: nothing is written but that."""
+        code = "late_success" if isinstance(outcome, Succeeded) else "lease_lost"
         with Session(self.engine) as db:
-            self.settlement.audit(db, [task.id for task in tasks], code)
+            self.settlement.audit(db, [task.id], code, is_last=self._is_last([(task, outcome)]))
             db.commit()
-        self._forget([(task, NO_TIME) for task in tasks])
-        count("lease_lost", len(tasks))
+        self._done([(task, outcome)], {})
+        count("lease_lost", 1)
 
-    def _connection_lost(self, error: OperationalError | Unreachable) -> None:
-        """The fence tells what was committed. Of what was not, one that ran alone is charged, others are isolated."""
-        logger.warning("the ledger was lost: %s", str(error).partition("\n")[0])
-        running = [task for task in self.running if task.id in self.unsettled]
-        try:
-            with Session(self.engine) as db:
-                if len(running) == 1:
-                    self.settlement.settle(db, [(running[0], Retry(Failure.of(error)))])
-                else:
-                    self.settlement.isolate(db, running, "the connection to the ledger was lost")
-                db.commit()
-            self._forget([(task, NO_TIME) for task in running])
-            self._settle_rest(Released("the connection to the ledger was lost"))
-        except (DBAPIError, CeleriacError):
-            logger.exception("left to reclaim: %d tasks", len(self.unsettled))
-
-    def _forget(self, outcomes: Outcomes) -> None:
+    def _done(self, outcomes: Outcomes, settled: Mapping[uuid.UUID, Outcome]) -> None:
         for task, _ in outcomes:
-            self.unsettled.pop(task.id, None)
+            del self.unsettled[task.id]
+        count_outcomes(settled, self.seconds)
+
+    def _blamed(self, error: Exception, code: ErrorCode) -> Outcomes:
+        """Of what ran, one that ran alone is charged, and several are isolated; the others did not run (P5)."""
+        running = {task.id for task in self.running} & self.unsettled.keys()
+        failure = Failure.of(error, code)
+        among_others = Isolated(f"its batch was broken off: {failure.message}"[:SENTENCE_LIMIT])
+        ran = Retry(failure) if len(running) == 1 else among_others
+        return [(task, ran if id_ in running else NO_TIME) for id_, task in self.unsettled.items()]
+
+    def _give_back(self, outcomes: Outcomes) -> None:
+        """All that has not been settled, in one commit. What another holder has, or was committed, stays as it is."""
+        if not outcomes:
+            return
+        try:
+            self._done(outcomes, self._settled(outcomes))
+        except (DBAPIError, CeleriacError):
+            logger.exception("left to reclaim: %d tasks", len(outcomes))

@@ -6,57 +6,72 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
-from models.errors import Unreachable
-from tasks.handler_session import HandlerSession
+from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused
 from tasks.heartbeat import Held
-from tasks.limits import SoftTimeLimit, soft_limit
-from tasks.outcomes import ErrorCode, Failure, Outcome, Retry, outcome_of, outcome_of_result
+from tasks.limits import SoftTimeLimit, call_within
+from tasks.outcomes import Dead, ErrorCode, Failure, Outcome, Retry, outcome_of, outcome_of_result
 from tasks.registry import Handler
 from tasks.task import Task
 
 SERIALIZATION_FAILURES: Final = {"40001", "40P01"}  # never a task's fault, and gone the next time (P14)
+LONGEST_CHAIN: Final = 10
 
 
 class Repeat(Exception):
     """The database asked for the transaction to be repeated."""
 
 
-def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held) -> list[Outcome]:
-    """One outcome for each task; of a handler of many that failed, the same for all.
+def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession | None, held: Held) -> list[Outcome]:
+    """One outcome for each task; of a handler of many that failed, the same for all. Without `db`: no transaction.
 
-    Raises `Repeat`, and what means that the connection to the ledger is gone: neither is a task's outcome. What ends a
-    process (SystemExit, Ctrl-C) goes through.
+    Raises `Repeat` and `LedgerLost`, which are no task's outcome. What ends a process (SystemExit, Ctrl-C) goes
+    through.
     """
+    given = list(tasks) if handler.many else tasks[0]
+    arguments = (given,) if db is None else (given, db)
+    held.hard_limit_at = time.monotonic() + handler.hard_limit_seconds
     try:
-        held.hard_limit_at = time.monotonic() + handler.hard_limit_seconds
-        with soft_limit(handler.soft_limit_seconds):
-            result = handler.function(list(tasks) if handler.many else tasks[0], db)
+        result = call_within(handler.soft_limit_seconds, handler.function, *arguments)
         failpoint("ingest.in_handler")
-        db.flush()  # what the ORM still holds is this task's doing, and so is its failure
-        if handler.many:
-            return [outcome_of_result(each) for each in _each_of(result, tasks)]
-        return [outcome_of_result(result)]
-    except SoftTimeLimit as error:
-        return [Retry(Failure.of(error, ErrorCode.TIMEOUT))] * len(tasks)
-    except Unreachable:
+        if db is not None:
+            db.take_stock()
+        return [outcome_of_result(each) for each in (_each_of(result, tasks) if handler.many else [result])]
+    except (SystemExit, KeyboardInterrupt):
         raise
-    except DBAPIError as error:
-        if is_serialization_failure(error):
-            raise Repeat from error
-        if isinstance(error, OperationalError) and error.connection_invalidated:
-            raise
-        return [outcome_of(error)] * len(tasks)
-    except Exception as error:
-        return [outcome_of(error)] * len(tasks)
+    except BaseException as error:
+        return [_failed(error, db)] * len(tasks)
     finally:
         held.hard_limit_at = None
 
 
-def is_serialization_failure(error: DBAPIError) -> bool:
-    return getattr(error.orig, "pgcode", None) in SERIALIZATION_FAILURES
+def is_serialization_failure(error: BaseException | None) -> bool:
+    """Also when the handler made another error of it."""
+    for _ in range(LONGEST_CHAIN):
+        if isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) in SERIALIZATION_FAILURES:
+            return True
+        error = error and (error.__cause__ or error.__context__)
+    return False
+
+
+def _failed(error: BaseException, db: HandlerSession | None) -> Outcome:
+    """What it means depends on what is left of the transaction, whatever the handler made of the error."""
+    if db is not None:
+        if db.is_lost:
+            raise LedgerLost from error
+        if is_serialization_failure(error):
+            raise Repeat from error
+        if db.was_ended:  # what it wrote afterwards may be there: never again
+            return Dead(Failure.of(error, ErrorCode.TRANSACTION_MISUSED))
+    match error:
+        case TransactionMisused():
+            return Retry(Failure.of(error, ErrorCode.TRANSACTION_MISUSED))
+        case SoftTimeLimit():
+            return Retry(Failure.of(error, ErrorCode.TIMEOUT))
+        case _:
+            return outcome_of(error)
 
 
 def _each_of(result: Any, tasks: Sequence[Task]) -> list[Any]:

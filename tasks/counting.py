@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import metrics
-from tasks.outcomes import Dead, Discarded, Outcome, Released, Retry, Snoozed, Succeeded
+from tasks.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
 
 
 def count(result: str, how_many: int) -> None:
@@ -14,11 +15,18 @@ def count(result: str, how_many: int) -> None:
         metrics.INGEST_TASK_PROCESS_TOTAL.labels(result).inc(how_many)
 
 
-def count_outcomes(outcomes: Sequence[Outcome], seconds: Iterable[float]) -> None:
-    """`seconds` were spent in the handlers of those that succeeded."""
-    for result, how_many in Counter(map(_result, outcomes)).items():
+def count_outcomes(outcomes: Mapping[uuid.UUID, Outcome], seconds: Mapping[uuid.UUID, float]) -> None:
+    """What tasks were settled as; `seconds` were spent in their handlers, where those were called."""
+    results: dict[str, list[float]] = defaultdict(list)
+    counts = Counter[str]()
+    for task_id, outcome in outcomes.items():
+        result = _result(outcome)
+        counts[result] += 1
+        if task_id in seconds:
+            results[result].append(seconds[task_id])
+    for result, how_many in counts.items():
         count(result, how_many)
-    metrics.observe_many(metrics.INGEST_TASK_PROCESS_SECONDS.labels("succeeded"), seconds)
+        metrics.observe_many(metrics.INGEST_TASK_PROCESS_SECONDS.labels(result), results[result])
 
 
 def _result(outcome: Outcome) -> str:
@@ -33,5 +41,5 @@ def _result(outcome: Outcome) -> str:
             return "snoozed"
         case Discarded():
             return "discarded"
-        case Released():
+        case Released() | Isolated():
             return "released"

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
 import settings
@@ -21,8 +22,23 @@ from outbox.canonical import canonical_json
 from tasks.registry import find
 
 KEY_LIMIT: Final = 500
+# Control characters: one of them separates type and key in `identity.py`. Half a surrogate pair is no text.
+NOT_IN_A_KEY: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 LOWEST_PRIORITY: Final = 0
 HIGHEST_PRIORITY: Final = 9
+MOST_ATTEMPTS: Final = 1_000_000
+# Sane, and within what PostgreSQL and Python both can say.
+LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
+LONGEST: Final = timedelta(days=365_000)
+
+# The seed's words for a status are understood; ours are said.
+SEED_STATUSES: Final = {
+    "pending": TaskStatus.QUEUED,
+    "processing": TaskStatus.RUNNING,
+    "retry": TaskStatus.RETRYING,
+    "completed": TaskStatus.SUCCEEDED,
+    "suspended": TaskStatus.DEAD,
+}
 
 
 class BadTask(Misuse):
@@ -68,11 +84,13 @@ class Checked:
     context: str
     queue: str
     max_attempts: int
-    due_at: datetime | None
-    delay: timedelta | None
+    batch: int
+    run_at: datetime | None
+    delay_seconds: float | None
 
 
 def checked(new: NewTask) -> Checked:
+    """Raises what is wrong with it."""
     handler = find(new.type)
     current = settings.current()
     queue = new.queue or handler.queue
@@ -81,36 +99,67 @@ def checked(new: NewTask) -> Checked:
         raise UnknownQueue(f"There is no queue {queue!r} for tasks. Known: {known}. INGEST_QUEUES names them.")
     if new.partition_key is not None:
         raise BadTask("Partition keys are not there yet.")
-    if not LOWEST_PRIORITY <= new.priority <= HIGHEST_PRIORITY:
-        raise BadTask(f"The priority is {new.priority}, and it must be between 0 and 9.")
-    if new.key is not None and not (0 < len(new.key) <= KEY_LIMIT and new.key.isprintable()):
-        raise BadTask(f"A key is printable text of 1 to {KEY_LIMIT} characters.")
+    if not _is_within(new.priority, LOWEST_PRIORITY, HIGHEST_PRIORITY):
+        raise BadTask(f"The priority is {new.priority!r}, and it must be between 0 and 9.")
+    if new.key is not None:
+        _check_key(new.key)
     max_attempts = new.max_attempts if new.max_attempts is not None else handler.max_attempts
-    if max_attempts is not None and max_attempts < 1:
-        raise BadTask(f"max_attempts is {max_attempts}, and at least one is needed.")
+    if max_attempts is not None and not _is_within(max_attempts, 1, MOST_ATTEMPTS):
+        raise BadTask(f"max_attempts is {max_attempts!r}, and it must be between 1 and {MOST_ATTEMPTS:,}.")
     if new.notify is not None and new.notify not in current.outbox_destinations:
         raise UnknownNotify(f"There is no destination {new.notify!r} to notify: name it in OUTBOX_DESTINATIONS.")
-    if isinstance(new.run_at, datetime) and new.run_at.tzinfo is None:
-        raise BadTask("run_at has no time zone, so nobody knows when it is.")
+    if not isinstance(new.context, Mapping):
+        raise BadTask("The context is an object: names and values.")
+    run_at, delay_seconds = _when(new.run_at)
     return Checked(
         new,
         canonical_json(new.payload),
-        canonical_json(dict(new.context), what="context"),
+        canonical_json(dict(new.context), what="context") if new.context else "{}",
         queue,
         max_attempts or current.ingest_max_attempts,
-        new.run_at if isinstance(new.run_at, datetime) else None,
-        new.run_at if isinstance(new.run_at, timedelta) else None,
+        handler.batch,
+        run_at,
+        delay_seconds,
     )
 
 
+def _check_key(key: str) -> None:
+    if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or NOT_IN_A_KEY.search(key):
+        raise BadTask(f"A key is text of 1 to {KEY_LIMIT} characters without control characters.")
+
+
+def _is_within(number: int, least: int, most: int) -> bool:
+    return type(number) is int and least <= number <= most  # True is no number here
+
+
+def _when(run_at: datetime | timedelta | None) -> tuple[datetime | None, float | None]:
+    """A time, or seconds from now. A day is 24 hours, also on the day on which clocks are changed."""
+    match run_at:
+        case None:
+            return None, None
+        case timedelta():
+            if abs(run_at) > LONGEST:
+                raise BadTask("run_at is more than a thousand years away.")
+            return None, run_at.total_seconds()
+        case datetime():
+            if run_at.utcoffset() is None:
+                raise BadTask("run_at has no time zone, so nobody knows when it is.")
+            if run_at > LATEST:
+                raise BadTask("run_at is more than a thousand years away.")
+            return run_at, None
+    raise BadTask("run_at is a datetime, or a timedelta from now.")
+
+
 class _Json(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, validate_by_alias=True, validate_by_name=True, serialize_by_alias=True, frozen=True
+    )
 
 
 class Context(_Json):
-    """Where a task comes from; further keys are kept."""
+    """Where a task comes from; further keys are kept as they are."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="allow")
+    model_config = ConfigDict(validate_by_name=False, extra="allow")
 
     idempotency_key: str | None = None
     trace_id: str | None = None
@@ -123,6 +172,11 @@ class RetryState(_Json):
     count: int = Field(0, ge=0)
     max: int | None = Field(None, ge=1)
     next_attempt_at: datetime | None = None
+
+    @field_validator("next_attempt_at", mode="before")
+    @classmethod
+    def _zero_is_no_time(cls, given: Any) -> Any:
+        return given or None
 
 
 class TaskEnvelope(_Json):
@@ -137,14 +191,20 @@ class TaskEnvelope(_Json):
     created_at: datetime | None = None
     updated_at: datetime | None = None
 
+    @field_validator("status", mode="before")
+    @classmethod
+    def _in_our_words(cls, given: Any) -> Any:
+        return SEED_STATUSES.get(given, given) if isinstance(given, str) else given
+
     def new_task(self) -> NewTask:
         """To be submitted: what the ledger says itself (id, status, times, count) is not taken over."""
-        kept = self.context.model_dump(by_alias=True, exclude_none=True, exclude={"idempotency_key"})
+        said = {"traceId": self.context.trace_id, "user": self.context.user}
+        kept = {name: value for name, value in said.items() if value is not None}
         return NewTask(
             self.type,
             self.payload,
             key=self.context.idempotency_key,
             run_at=self.retry.next_attempt_at,
             max_attempts=self.retry.max,
-            context=kept,
+            context={**kept, **(self.context.model_extra or {})},
         )

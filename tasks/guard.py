@@ -59,7 +59,7 @@ CLAIM: Final = text(f"""
     relaxed AS MATERIALIZED (
         SELECT set_config('synchronous_commit', 'off', true) FROM kind WHERE relaxed),
     mine AS MATERIALIZED (
-        SELECT own.id, own.rung_at FROM own JOIN kind USING (type, queue, isolated) WHERE open AND due
+        SELECT own.id, own.rung_at FROM own JOIN kind USING (type, queue, priority, isolated) WHERE open AND due
         ORDER BY place LIMIT (SELECT most FROM kind)),
     others AS MATERIALIZED (
         SELECT task.id FROM kind CROSS JOIN LATERAL (
@@ -70,9 +70,10 @@ CLAIM: Final = text(f"""
             LIMIT (SELECT kind.most - count(*) FROM mine) FOR NO KEY UPDATE SKIP LOCKED) AS task
         WHERE NOT kind.isolated AND (SELECT count(*) FROM mine) < kind.most),
     held AS MATERIALIZED (
-        SELECT id, status, attempt_count FROM ingest_task
-        WHERE id IN (SELECT id FROM mine UNION ALL SELECT id FROM others) AND {_OPEN} AND {_DUE}
-        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
+        SELECT task.* FROM (SELECT id FROM mine UNION ALL SELECT id FROM others ORDER BY id) AS wanted
+        CROSS JOIN LATERAL (
+            SELECT id, status, attempt_count FROM ingest_task
+            WHERE id = wanted.id AND {_OPEN} AND {_DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task),
     lease AS (
         INSERT INTO task_lease (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, rung_at)
         SELECT :token, :holder, clock.at + make_interval(secs => :lease_seconds), array_agg(held.id), kind.type,
@@ -83,16 +84,16 @@ CLAIM: Final = text(f"""
         SELECT id, status, 'RUNNING', attempt_count, :holder, at FROM held CROSS JOIN clock),
     run AS (
         UPDATE ingest_task SET status = 'RUNNING', lease_token = :token, updated_at = (SELECT at FROM clock)
-        FROM held WHERE ingest_task.id = held.id
-        RETURNING ingest_task.id, type, payload, context, queue, priority, ingest_task.attempt_count, max_attempts,
-                  idempotency_key, next_retry_at, created_at)
+        WHERE id = ANY(ARRAY(SELECT id FROM held))
+        RETURNING id, type, payload, context, queue, priority, attempt_count, max_attempts, idempotency_key,
+                  next_retry_at, created_at)
     SELECT run.*, 'RUN' AS verdict FROM run LEFT JOIN relaxed ON true
     UNION ALL
-    SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL,
-           CASE WHEN NOT coalesce(open, false) THEN 'SKIPPED' WHEN NOT due THEN 'NOT_DUE'
-                WHEN batch IS NULL THEN 'UNHANDLED'
-                WHEN own.id IN (SELECT id FROM mine) THEN 'SKIPPED' ELSE 'LEFT' END
-    FROM own WHERE own.id NOT IN (SELECT id FROM held)
+    (SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL,
+            CASE WHEN NOT coalesce(open, false) THEN 'SKIPPED' WHEN NOT due THEN 'NOT_DUE'
+                 WHEN batch IS NULL THEN 'UNHANDLED'
+                 WHEN own.id IN (SELECT id FROM mine) THEN 'SKIPPED' ELSE 'LEFT' END
+     FROM own WHERE own.id NOT IN (SELECT id FROM held) ORDER BY place)
 """)
 
 

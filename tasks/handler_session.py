@@ -2,17 +2,24 @@
 
 Its handler may do anything in it but end it: `commit`, `rollback` and `close` would tear the effect from the SUCCEEDED
 that belongs to it, and are refused (P3). Savepoints (`begin_nested`) are the handler's own.
+
+There are other ways to say COMMIT, and the database refuses those: the transaction opens with a cursor that a COMMIT
+would have to read to its end, and that cannot be read (`settle_statements.BEGIN_BATCH`). Settling closes it. So a
+transaction that settling has not seen is never committed, and where it finds no cursor, the transaction is another one.
 """
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from models.errors import Misuse
+from models.errors import CeleriacError, Misuse
 from tasks.settle_statements import BEGIN_BATCH
 
 
@@ -22,15 +29,37 @@ class TransactionMisused(Misuse):
     code = "transaction_misused"
 
 
+class TransactionFailed(CeleriacError):
+    """The handler went on after an error of the database, and what it wrote cannot be committed: use a savepoint."""
+
+    code = "transaction_failed"
+
+
+class LedgerLost(CeleriacError):
+    """The connection to the ledger was lost in the middle of a transaction."""
+
+    code = "ledger_lost"
+
+
+@contextmanager
+def handler_session(engine: Engine) -> Iterator[HandlerSession]:
+    """A session in a new transaction, which is rolled back unless `commit_batch` was called."""
+    db = HandlerSession(engine)
+    try:
+        db.begin_batch()
+    except DBAPIError as error:
+        raise LedgerLost from error
+    try:
+        yield db
+    finally:
+        db.end()
+
+
 class HandlerSession(Session):
     """Only its maker can end it."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, expire_on_commit=False)
-
-    def begin_batch(self, batch: uuid.UUID) -> None:
-        """Marks the transaction, so that settling can tell whether it is still the same."""
-        self.execute(BEGIN_BATCH, {"batch": str(batch)})
 
     def commit(self) -> NoReturn:
         raise TransactionMisused
@@ -47,12 +76,35 @@ class HandlerSession(Session):
     def reset(self) -> NoReturn:
         raise TransactionMisused
 
+    def __enter__(self) -> NoReturn:
+        raise TransactionMisused
+
+    def begin_batch(self) -> None:
+        self.execute(BEGIN_BATCH)
+        self._driver: Any = self.connection().connection.dbapi_connection
+
+    def take_stock(self) -> None:
+        """After a handler: what the ORM still holds is its doing, and so is what became of the transaction."""
+        self.flush()
+        if self.is_lost:
+            raise LedgerLost
+        if self.was_ended:
+            raise TransactionMisused
+        if not self.is_active or self._driver.get_transaction_status() != TRANSACTION_STATUS_INTRANS:
+            raise TransactionFailed
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self._driver.closed)
+
+    @property
+    def was_ended(self) -> bool:
+        """Somebody else than the ORM, which ends it when a flush fails, has said COMMIT or ROLLBACK."""
+        return self.is_active and self._driver.get_transaction_status() == TRANSACTION_STATUS_IDLE
+
     def commit_batch(self) -> None:
         super().commit()
 
     def end(self) -> None:
         """Roll back what was not committed, and give the connection back."""
         super().close()
-
-    def __exit__(self, *_: Any) -> None:
-        self.end()

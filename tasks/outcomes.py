@@ -21,6 +21,7 @@ from outbox.canonical import BadPayload, canonical_json
 
 LAST_ERROR_LIMIT: Final = 4000
 SENTENCE_LIMIT: Final = 500
+LONGEST_SNOOZE_SECONDS: Final = 100 * 366 * 86_400
 
 
 class ErrorCode(StrEnum):
@@ -32,6 +33,7 @@ class ErrorCode(StrEnum):
     BAD_RESULT = "bad_result"
     WORKER_LOST = "worker_lost"
     TRANSACTION_MISUSED = "transaction_misused"
+    LEDGER_LOST = "ledger_lost"
 
 
 class Verdict(Exception):
@@ -42,10 +44,10 @@ class Snooze(Verdict):
     """Not yet: run it again after so many seconds. No attempt is burned."""
 
     def __init__(self, seconds: float) -> None:
-        if not 0 <= seconds < float("inf"):
-            raise ValueError("A snooze lasts 0 seconds or more.")
+        if not 0 <= seconds <= LONGEST_SNOOZE_SECONDS:
+            raise ValueError("A snooze lasts from 0 seconds to a hundred years.")
         super().__init__(seconds)
-        self.seconds = seconds
+        self.seconds = float(seconds)
 
 
 class Discard(Verdict):
@@ -53,7 +55,7 @@ class Discard(Verdict):
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
-        self.why = why
+        self.why = str(why)
 
 
 class Permanent(Verdict):
@@ -70,9 +72,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, code: ErrorCode = ErrorCode.HANDLER_ERROR) -> Failure:
-        said = str(error).strip().partition("\n")[0]
+        said = _said(error).strip().partition("\n")[0]
         sentence = f"{type(error).__name__}: {said}" if said else type(error).__name__
-        return cls(code, storable(sentence)[:SENTENCE_LIMIT], storable(_tail(error)))
+        return cls(code, storable(sentence[:SENTENCE_LIMIT]), storable(_tail(error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Dead:
 @dataclass(frozen=True, slots=True)
 class Snoozed:
     seconds: float
+    why: str = "snoozed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,14 @@ class Released:
     why: str
 
 
-Outcome = Succeeded | Retry | Dead | Snoozed | Discarded | Released
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """Lost together with others, and nobody knows whose fault it was: alone next time, and no attempt burned (P5)."""
+
+    why: str
+
+
+Outcome = Succeeded | Retry | Dead | Snoozed | Discarded | Released | Isolated
 
 
 def outcome_of_result(result: Any) -> Outcome:
@@ -125,18 +135,18 @@ def outcome_of_result(result: Any) -> Outcome:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What an exception out of a handler means."""
+    """What an exception out of a handler means. Whatever does not end a process is a failure (P12)."""
     match error:
         case Snooze(seconds=seconds):
             return Snoozed(seconds)
         case Discard(why=why):
-            return Discarded(storable(why)[:SENTENCE_LIMIT])
+            return Discarded(storable(why[:SENTENCE_LIMIT]))
         case Permanent():
             return Dead(Failure.of(error, ErrorCode.PERMANENT))
-        case Exception():
-            return Retry(Failure.of(error))
-        case _:
+        case SystemExit() | KeyboardInterrupt():
             return Released(f"the worker stopped: {type(error).__name__}")
+        case _:
+            return Retry(Failure.of(error))
 
 
 def storable(text: str) -> str:
@@ -144,6 +154,16 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\N{REPLACEMENT CHARACTER}")
 
 
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:
+        return f"it cannot be shown ({type(another).__name__})"
+
+
 def _tail(error: BaseException) -> str:
     """The end of a traceback says where it happened and what it was."""
-    return "".join(traceback.format_exception(error))[-LAST_ERROR_LIMIT:]
+    try:
+        return "".join(traceback.format_exception(error))[-LAST_ERROR_LIMIT:]
+    except Exception as another:  # an exception that lies about itself
+        return f"{type(error).__name__}, whose traceback cannot be written: {type(another).__name__}"

@@ -63,11 +63,31 @@ def ring_values(db: Db, queues: Collection[str]) -> dict[str, Any]:
     }
 
 
+def holder_values(db: Db, queue: str) -> dict[str, Any]:
+    """To whom a ring for this queue is born leased. No token: to nobody."""
+    ours = submitter()
+    is_ours = after_commit.is_watched(db) and ours.accepts(RING + queue)
+    return {
+        "ring_holder": ours.worker_id,
+        "ring_token": ours.lease_token if is_ours else None,
+        "ring_seconds": ours.lease_seconds,
+    }
+
+
 def publish_after_commit(db: Db, rings: Sequence[Sequence[Any]]) -> None:
     """What `rings` returned: rings that this process must publish when its transaction has committed."""
     if rings:
         token = submitter().lease_token
         after_commit.publish_after_commit(db, [_claimed(ring, token) for ring in rings])
+
+
+def publish_one_after_commit(
+    db: Db, id_: int, queue: str, payload: Mapping[str, Any], *, priority: int, since: datetime
+) -> None:
+    """A ring that was born leased to this process."""
+    token = submitter().lease_token
+    ring = ClaimedEvent(id_, RING + queue, payload, None, {"priority": priority}, 0, token, since)
+    after_commit.publish_after_commit(db, [ring])
 
 
 def _claimed(ring: Sequence[Any], token: Any) -> ClaimedEvent:

@@ -7,6 +7,7 @@
     Snoozed     RUNNING → RETRYING, no attempt burned
     Discarded   RUNNING → DISCARDED
     Released    RUNNING → QUEUED, with its ring
+    Isolated    RUNNING → RETRYING, due at once, with a ring of its own
 
 A task whose lease is lost is in none of the answers: nothing is written for it but an audit (P2). Nobody commits here.
 """
@@ -14,7 +15,7 @@ A task whose lease is lost is in none of the answers: nothing is written for it 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import TextClause
@@ -25,13 +26,23 @@ from outbox.lease import Db, connection_of
 from settings import Settings
 from tasks import rings
 from tasks.actor import actor
-from tasks.outcomes import Dead, Discarded, Failure, Outcome, Released, Retry, Snoozed, Succeeded
+from tasks.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
 from tasks.registry import Handler
-from tasks.settle_statements import AUDIT, DEAD, DISCARD, ISOLATE, RELEASE, RETRY, SNOOZE, SUCCEED
+from tasks.settle_statements import (
+    AUDIT,
+    DEAD,
+    DISCARD,
+    ISOLATE,
+    RELEASE,
+    RETRY,
+    SNOOZE,
+    SUCCEED,
+    SUCCEED_IN_BATCH,
+)
 from tasks.task import Task
 
 Outcomes = Sequence[tuple[Task, Outcome]]
-Columns = Mapping[str, list[Any]]
+Columns = Mapping[str, Any]
 
 
 class Settlement:
@@ -42,26 +53,31 @@ class Settlement:
         self.handler = handler
         self.settings = settings
 
-    def settle(self, db: Db, outcomes: Outcomes, *, is_last: bool = False, batch: str | None = None) -> set[uuid.UUID]:
-        """Returns the ids that were settled. `is_last` ends the lease; `batch` is what the transaction began with."""
-        groups: dict[str, list[tuple[Task, Any]]] = {}
+    def settle(
+        self, db: Db, outcomes: Outcomes, *, is_last: bool = False, in_batch: bool = False
+    ) -> dict[uuid.UUID, Outcome]:
+        """Returns what was settled, and as what. `is_last` ends the lease; `in_batch`: with the handlers' effects."""
+        groups: dict[type[Outcome], list[tuple[Task, Any]]] = {}
         for task, outcome in outcomes:
-            final = self._last_attempt(task, outcome)
-            groups.setdefault(type(final).__name__, []).append((task, final))
-        settled: set[uuid.UUID] = set()
-        for place, (kind, group) in enumerate(groups.items(), start=1):
-            statement, columns = _STATEMENTS[kind](self, group)
-            values = {**columns, "batch": batch, "is_last": is_last and place == len(groups)}
-            settled |= self._execute(db, statement, [task for task, _ in group], values)
+            final = self._final(task, outcome)
+            groups.setdefault(type(final), []).append((task, final))
+        settled: dict[uuid.UUID, Outcome] = {}
+        for group in groups.values():
+            statement, columns = self._statement(group)
+            if in_batch and statement is SUCCEED:
+                statement = SUCCEED_IN_BATCH
+            values = {**columns, "is_last": is_last and not settled}  # the lease before all tasks
+            ids = self._execute(db, statement, [task for task, _ in group], values)
+            settled |= {task.id: final for task, final in group if task.id in ids}
         return settled
 
-    def isolate(self, db: Db, tasks: Sequence[Task], why: str) -> set[uuid.UUID]:
+    def isolate(self, db: Db, tasks: Sequence[Task], why: str) -> dict[uuid.UUID, Outcome]:
         """They were in a batch that was lost: alone next time, and no attempt burned (P5)."""
-        return self._execute(db, ISOLATE, tasks, {"why": [why] * len(tasks), "is_last": True})
+        return self.settle(db, [(task, Isolated(why)) for task in tasks], is_last=True)
 
-    def audit(self, db: Db, ids: Sequence[uuid.UUID], code: str, detail: str | None = None) -> None:
+    def audit(self, db: Db, ids: Sequence[uuid.UUID], code: str, *, is_last: bool) -> None:
         """A lost lease: what this holder could not write, and what it found instead."""
-        values = {"id": list(ids), "code": code, "worker_id": actor(), "detail": detail}
+        values = {"id": list(ids), "code": code, "worker_id": actor(), "token": self.token, "is_last": is_last}
         connection_of(db).execute(AUDIT, values)
         metrics.LEASE_LOST_TOTAL.inc(len(ids))
 
@@ -79,10 +95,31 @@ class Settlement:
         rings.publish_after_commit(db, ours)
         return set(ids or ())
 
-    def _last_attempt(self, task: Task, outcome: Outcome) -> Outcome:
+    def _final(self, task: Task, outcome: Outcome) -> Outcome:
+        """The last attempt that fails is the end."""
         if isinstance(outcome, Retry) and task.attempt_count + 1 >= task.max_attempts:
             return Dead(outcome.failure)
         return outcome
+
+    def _statement(self, group: Sequence[tuple[Task, Any]]) -> tuple[TextClause, Columns]:  # noqa: PLR0911 - one each
+        """One statement for outcomes of one kind, and what it needs to know of each."""
+        outcomes = [outcome for _, outcome in group]
+        match outcomes[0]:
+            case Succeeded():
+                return SUCCEED, {"result": [outcome.written for outcome in outcomes]}
+            case Retry():
+                return RETRY, {**_errors(outcomes), "wait_ms": [self._wait_ms(task) for task, _ in group]}
+            case Dead():
+                queue = self.settings.ingest_dlq_queue
+                return DEAD, {**_errors(outcomes), "dead_letters": f"{rings.RING}{queue}" if queue else ""}
+            case Snoozed():
+                return SNOOZE, {**_reasons(outcomes), "wait_ms": [outcome.seconds * 1000 for outcome in outcomes]}
+            case Discarded():
+                return DISCARD, _reasons(outcomes)
+            case Released():
+                return RELEASE, _reasons(outcomes)
+            case _:
+                return ISOLATE, _reasons(outcomes)
 
     def _wait_ms(self, task: Task) -> float:
         attempt = task.attempt_count + 1
@@ -95,41 +132,14 @@ class Settlement:
             jitter=self.settings.ingest_retry_jitter,
         )
 
-    def _succeed(self, group: Sequence[tuple[Task, Succeeded]]) -> tuple[TextClause, Columns]:
-        return SUCCEED, {"result": [outcome.written for _, outcome in group]}
 
-    def _retry(self, group: Sequence[tuple[Task, Retry]]) -> tuple[TextClause, Columns]:
-        errors = _errors([outcome.failure for _, outcome in group])
-        return RETRY, {**errors, "wait_ms": [self._wait_ms(task) for task, _ in group]}
-
-    def _bury(self, group: Sequence[tuple[Task, Dead]]) -> tuple[TextClause, Mapping[str, Any]]:
-        queue = self.settings.ingest_dlq_queue
-        errors = _errors([outcome.failure for _, outcome in group])
-        return DEAD, {**errors, "dead_letters": f"{rings.RING}{queue}" if queue else ""}
-
-    def _snooze(self, group: Sequence[tuple[Task, Snoozed]]) -> tuple[TextClause, Columns]:
-        return SNOOZE, {"wait_ms": [outcome.seconds * 1000 for _, outcome in group]}
-
-    def _discard(self, group: Sequence[tuple[Task, Discarded]]) -> tuple[TextClause, Columns]:
-        return DISCARD, {"why": [outcome.why for _, outcome in group]}
-
-    def _release(self, group: Sequence[tuple[Task, Released]]) -> tuple[TextClause, Columns]:
-        return RELEASE, {"why": [outcome.why for _, outcome in group]}
-
-
-_STATEMENTS: Mapping[str, Callable[[Settlement, Sequence[tuple[Task, Any]]], tuple[TextClause, Mapping[str, Any]]]] = {
-    Succeeded.__name__: Settlement._succeed,
-    Retry.__name__: Settlement._retry,
-    Dead.__name__: Settlement._bury,
-    Snoozed.__name__: Settlement._snooze,
-    Discarded.__name__: Settlement._discard,
-    Released.__name__: Settlement._release,
-}
-
-
-def _errors(failures: Sequence[Failure]) -> Columns:
+def _errors(outcomes: Sequence[Retry | Dead]) -> Columns:
     return {
-        "last_error": [failure.trace for failure in failures],
-        "error_message": [failure.message for failure in failures],
-        "error_code": [failure.code for failure in failures],
+        "last_error": [outcome.failure.trace for outcome in outcomes],
+        "error_message": [outcome.failure.message for outcome in outcomes],
+        "error_code": [outcome.failure.code for outcome in outcomes],
     }
+
+
+def _reasons(outcomes: Sequence[Discarded | Isolated | Released | Snoozed]) -> Columns:
+    return {"why": [outcome.why for outcome in outcomes]}

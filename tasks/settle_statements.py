@@ -1,7 +1,8 @@
 """The statements that settle tasks, each with the transition that it makes; `tasks/settle.py` says when.
 
 All of them lock the rows that this token holds, in the order of ids (P14), change them, write their transitions, and
-return the ids and the rings that this process must publish.
+return the ids and the rings that this process must publish. The last one of a lease ends it: it locks the lease first,
+as reclaim does, so that the two never wait for each other.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -20,28 +21,33 @@ _NOW: Final = "(SELECT at FROM clock)"
 _LATER: Final = f"{_NOW} + make_interval(secs => given.wait_ms / 1000)"
 
 
-def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, and_held: str = "") -> TextClause:
-    """RUNNING under this token → `to`. `arrays` are further columns, one value per id: "name type, name type"."""
+def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, first: str = "") -> TextClause:
+    """RUNNING under this token → `to`. `arrays` are further columns, one value per id: "name type, name type".
+
+    LATERAL and ANY make the planner look rows up by their ids, whatever it believes of the size of the table.
+    """
     columns = [("id", "uuid"), *((pair.split()[0], pair.split()[1]) for pair in arrays.split(", ") if pair)]
     casts = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in columns)
     names = ", ".join(name for name, _ in columns)
-    return text(f"""
+    given = "JOIN held AS given USING (id)" if "given." in message else ""
+    return text(f"""{first}
         WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
-        given AS MATERIALIZED (SELECT * FROM unnest({casts}) AS given({names})),
+        lease AS MATERIALIZED (SELECT token FROM task_lease WHERE token = :token AND :is_last FOR UPDATE),
         held AS MATERIALIZED (
-            SELECT id FROM ingest_task
-            WHERE id IN (SELECT id FROM given) AND lease_token = :token AND status = 'RUNNING'{and_held}
-            ORDER BY id FOR NO KEY UPDATE),
+            SELECT given.* FROM (SELECT * FROM unnest({casts}) AS given({names}) ORDER BY id) AS given
+            CROSS JOIN LATERAL (
+                SELECT FROM ingest_task WHERE id = given.id AND lease_token = :token AND status = 'RUNNING'
+                AND (SELECT count(*) FROM lease) >= 0 FOR NO KEY UPDATE) AS task),
         done AS (
             UPDATE ingest_task task
-            SET status = '{to}', lease_token = NULL, updated_at = (SELECT at FROM clock), {changes}
-            FROM held JOIN given USING (id) WHERE task.id = held.id
+            SET status = '{to}', lease_token = NULL, updated_at = {_NOW}, {changes}
+            FROM held AS given WHERE task.id = given.id AND task.id = ANY(ARRAY(SELECT id FROM held))
             RETURNING task.id, task.type, task.queue, task.priority, task.isolated, task.attempt_count,
                       task.next_retry_at, task.notify, task.error_code, task.error_message),
         told AS (
             INSERT INTO ingest_task_transition
                 (task_id, from_status, to_status, attempt_count, message, actor, created_at)
-            SELECT id, 'RUNNING', '{to}', attempt_count, {message}, :actor, at FROM done CROSS JOIN clock),
+            SELECT id, 'RUNNING', '{to}', attempt_count, {message}, :actor, {_NOW} FROM done {given}),
         ended AS (DELETE FROM task_lease WHERE token = :token AND :is_last){then}
     """)
 
@@ -64,21 +70,29 @@ _RUNG: Final = f""",
         {rings.rung("again")}
         {_IDS}, ours FROM rings"""
 
-SUCCEED: Final = _settling(
-    arrays="result text",
-    to="SUCCEEDED",
-    changes=f"finished_at = (SELECT at FROM clock), next_retry_at = NULL, {_NO_ERRORS}, "
+# begin_batch: a COMMIT reads a cursor WITH HOLD to its end. This one cannot be read: whoever commits before SUCCEED has
+# closed it gets an error, and all is rolled back. Whoever rolls back leaves SUCCEED no cursor to close (P3).
+BEGIN_BATCH: Final = text("""
+    DECLARE celeriac_batch NO SCROLL CURSOR WITH HOLD FOR
+    SELECT CAST(concat('a handler does not end the transaction that it was given') AS integer)
+""")
+NO_SUCH_CURSOR: Final = "34000"
+
+_SUCCEED: Final[dict[str, str]] = {
+    "arrays": "result text",
+    "to": "SUCCEEDED",
+    "changes": f"finished_at = (SELECT at FROM clock), next_retry_at = NULL, {_NO_ERRORS}, "
     "result = CAST(given.result AS jsonb)",
-    message="NULL",
-    then=f"{_final('SUCCEEDED')} {_IDS}, '[]'::jsonb",
-    # still in the transaction that the batch began: a handler that ended it has its effects and no SUCCEEDED (P3)
-    and_held=" AND (CAST(:batch AS text) IS NULL OR current_setting('celeriac.batch', true) = :batch)",
-)
+    "message": "NULL",
+    "then": f"{_final('SUCCEEDED')} {_IDS}, '[]'::jsonb",
+}
+SUCCEED: Final = _settling(**_SUCCEED)
+SUCCEED_IN_BATCH: Final = _settling(**_SUCCEED, first="CLOSE celeriac_batch;")
 DISCARD: Final = _settling(
     arrays="why text",
     to="DISCARDED",
     changes=f"finished_at = (SELECT at FROM clock), {_NO_ERRORS}",
-    message="(SELECT why FROM given WHERE given.id = done.id)",
+    message="given.why",
     then=f"{_final('DISCARDED')} {_IDS}, '[]'::jsonb",
 )
 RETRY: Final = _settling(
@@ -89,10 +103,10 @@ RETRY: Final = _settling(
     then=_RUNG,
 )
 SNOOZE: Final = _settling(
-    arrays="wait_ms float8",
+    arrays="wait_ms float8, why text",
     to="RETRYING",
     changes=f"next_retry_at = {_LATER}, rung_at = {_LATER}",
-    message="'snoozed'",
+    message="given.why",
     then=_RUNG,
 )
 # isolate: its batch was lost with it in it, so it runs alone next time; no attempt is burned (P5).
@@ -100,14 +114,14 @@ ISOLATE: Final = _settling(
     arrays="why text",
     to="RETRYING",
     changes=f"isolated = true, next_retry_at = {_NOW}, rung_at = {_NOW}",
-    message="(SELECT why FROM given WHERE given.id = done.id)",
+    message="given.why",
     then=_RUNG,
 )
 RELEASE: Final = _settling(
     arrays="why text",
     to="QUEUED",
     changes="rung_at = (SELECT at FROM clock)",
-    message="(SELECT why FROM given WHERE given.id = done.id)",
+    message="given.why",
     then=_RUNG,
 )
 DEAD: Final = _settling(
@@ -124,12 +138,10 @@ DEAD: Final = _settling(
         {_IDS}, '[]'::jsonb""",
 )
 
-# begin_batch: what SUCCEED compares with; it ends with the transaction.
-BEGIN_BATCH: Final = text("SELECT set_config('celeriac.batch', :batch, true)")
-
-# audit: what a holder was refused.
+# audit: what a holder was refused; the lease ends here if nothing is left to be settled.
 AUDIT: Final = text("""
+    WITH ended AS (DELETE FROM task_lease WHERE token = :token AND :is_last)
     INSERT INTO task_audit (task_id, code, worker_id, detail)
-    SELECT given.id, :code, :worker_id, concat_ws('; ', CAST(:detail AS text), coalesce('now ' || task.status, 'gone'))
+    SELECT given.id, :code, :worker_id, coalesce('now ' || task.status, 'gone')
     FROM unnest(CAST(:id AS uuid[])) AS given(id) LEFT JOIN ingest_task task USING (id)
 """)

@@ -6,6 +6,10 @@ with Session.begin() as session:
 
 Same key, same payload: the existing task. Same key, another payload: `IdempotencyConflict`. Equal is what the database
 calls equal (jsonb). A thousand tasks are one round trip, and one ring per handler batch.
+
+Whoever submits a key that another transaction is submitting waits for its end, and then meets its task, or nothing if
+it was rolled back. `submit_many` goes through its keys in one order, whatever the order of its tasks (P14); two
+transactions that call `submit` several times must take care of theirs.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -14,13 +18,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import text
 
-from models.errors import CeleriacError
+from models.errors import CeleriacError, LedgerBusy
 from models.status import TaskStatus
 from outbox.lease import Db, connection_of
 from tasks import rings
@@ -30,40 +34,60 @@ from tasks.identity import fresh_id, keyed_id
 
 CHUNK: Final = 1000
 
-# submit: → QUEUED, with its first transition and its ring; ids that exist are left alone.
+# submit_one: what `models/submit_function.py` says; its plans are kept with the connection.
+SUBMIT_ONE: Final = text("""
+    SELECT created, status, same, ring, stamp
+    FROM ingest_submit_task(:id, :type, :payload, :context, :queue, :priority, :key, :max_attempts, :run_at,
+                            :delay_seconds, :notify, :actor, :batch, :ring_holder, :ring_token, :ring_seconds)
+""")
+
+# submit: → QUEUED, with its first transition and its ring; ids that exist are left alone, those of pruned tasks too.
 SUBMIT: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     given AS MATERIALIZED (
-        SELECT *, coalesce(due_at, (SELECT at FROM clock) + delay) AS starts_at
-        FROM unnest(CAST(:id AS uuid[]), CAST(:type AS text[]), CAST(:payload AS text[]), CAST(:context AS text[]),
+        SELECT given.*, coalesce(run_at, at + make_interval(secs => delay_seconds)) AS starts_at, at
+        FROM unnest(CAST(:id AS uuid[]), CAST(:type AS text[]), CAST(:payload AS jsonb[]), CAST(:context AS jsonb[]),
                     CAST(:queue AS text[]), CAST(:priority AS smallint[]), CAST(:key AS text[]),
-                    CAST(:max_attempts AS integer[]), CAST(:due_at AS timestamptz[]), CAST(:delay AS interval[]),
-                    CAST(:notify AS text[]))
-             AS given(id, type, payload, context, queue, priority, key, max_attempts, due_at, delay, notify)),
+                    CAST(:max_attempts AS integer[]), CAST(:run_at AS timestamptz[]),
+                    CAST(:delay_seconds AS double precision[]), CAST(:notify AS text[]))
+             WITH ORDINALITY AS given(id, type, payload, context, queue, priority, key, max_attempts, run_at,
+                                      delay_seconds, notify, place) CROSS JOIN clock),
     born AS (
         INSERT INTO ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
                                  next_retry_at, rung_at, notify, created_at, updated_at)
-        SELECT id, type, CAST(payload AS jsonb), CAST(context AS jsonb), queue, priority, key, max_attempts,
-               starts_at, coalesce(starts_at, at), notify, at, at
-        FROM given CROSS JOIN clock WHERE NOT EXISTS (SELECT FROM task_tombstone t WHERE t.id = given.id)
-        ORDER BY type, key, id
+        SELECT id, type, payload, context, queue, priority, key, max_attempts,
+               CASE WHEN starts_at > at THEN starts_at END, greatest(starts_at, at), notify, at, at
+        FROM given ORDER BY place
         ON CONFLICT (id) DO NOTHING
-        RETURNING id, type, queue, priority, isolated, next_retry_at AS due_at),
+        RETURNING id, type, queue, priority, isolated, next_retry_at AS due_at, idempotency_key),
+    gave_way AS MATERIALIZED (
+        SELECT ingest_give_way(array_agg(id)) AS ids FROM born WHERE idempotency_key IS NOT NULL HAVING count(*) > 0),
+    kept AS MATERIALIZED (
+        SELECT * FROM born WHERE id <> ALL(coalesce((SELECT ids FROM gave_way), '{{}}'))),
     told AS (
         INSERT INTO ingest_task_transition (task_id, to_status, actor, created_at)
-        SELECT id, 'QUEUED', :actor, at FROM born CROSS JOIN clock),
-    {rings.rung("born")}
-    SELECT (SELECT array_agg(id) FROM born), ours FROM rings
+        SELECT id, 'QUEUED', :actor, at FROM kept CROSS JOIN clock),
+    {rings.rung("kept")}
+    SELECT CASE WHEN (SELECT count(*) FROM kept) < cardinality(CAST(:id AS uuid[]))
+                THEN (SELECT coalesce(array_agg(id), '{{}}') FROM kept) END,
+           (SELECT coalesce(array_agg(id), '{{}}') FROM rung), ours
+    FROM rings
 """)
 
 # existing: what stands where a submit found its id taken; a tombstone is what is left of a pruned task (P10).
 EXISTING: Final = text("""
     SELECT coalesce(task.status, stone.status),
-           coalesce(task.payload = CAST(given.payload AS jsonb),
-                    stone.payload_sha = ingest_payload_sha(CAST(given.payload AS jsonb)))
-    FROM unnest(CAST(:id AS uuid[]), CAST(:payload AS text[])) WITH ORDINALITY AS given(id, payload, place)
+           coalesce(task.payload = given.payload, stone.payload_sha = ingest_payload_sha(given.payload))
+    FROM unnest(CAST(:id AS uuid[]), CAST(:payload AS jsonb[])) WITH ORDINALITY AS given(id, payload, place)
     LEFT JOIN ingest_task task USING (id) LEFT JOIN task_tombstone stone USING (id)
     ORDER BY place
+""")
+
+# take_back: tasks that were submitted a moment ago in this transaction, as if they had not been.
+TAKE_BACK: Final = text("""
+    WITH tasks AS (DELETE FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))),
+    told AS (DELETE FROM ingest_task_transition WHERE task_id = ANY(CAST(:ids AS uuid[])))
+    DELETE FROM outbox_event WHERE id = ANY(CAST(:rings AS bigint[]))
 """)
 
 
@@ -102,39 +126,93 @@ def submit(
     notify: str | None = None,
 ) -> Submitted:
     """Submit one task. `run_at` is a time or how long from now; `notify` names a destination for the final status."""
-    new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context or {}, notify)
-    return submit_many(session, [new])[0]
+    context = {} if context is None else context
+    new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context, notify)
+    return _submit_one(session, checked(new))
 
 
 def submit_many(session: Db, tasks: Iterable[NewTask]) -> list[Submitted]:
-    """Submit tasks, a thousand in one round trip, and say of each what became of it. All are checked first."""
-    written = [checked(new) for new in tasks]
+    """Submit tasks, a thousand in one round trip, and say of each what became of it. All are checked first.
+
+    All or none: when a key belongs to another task, those that were submitted before are taken back.
+    """
+    given = [checked(new) for new in tasks]
+    if len(given) == 1:
+        return [_submit_one(session, given[0])]
+    in_order = sorted(range(len(given)), key=lambda place: (given[place].new.type, given[place].new.key or ""))
+    written = _Written()
     submitted: list[Submitted] = []
-    for start in range(0, len(written), CHUNK):
-        submitted += _submit_chunk(session, written[start : start + CHUNK])
-    return submitted
+    try:
+        for start in range(0, len(given), CHUNK):
+            submitted += _submit_chunk(session, [given[place] for place in in_order[start : start + CHUNK]], written)
+    except CeleriacError:
+        connection_of(session).execute(TAKE_BACK, {"ids": _array(written.ids), "rings": written.rings})
+        raise
+    rings.publish_after_commit(session, written.ours)
+    places = dict(zip(in_order, submitted, strict=True))
+    return [places[place] for place in range(len(given))]
 
 
-def _submit_chunk(session: Db, chunk: Sequence[Checked]) -> list[Submitted]:
-    ids = [keyed_id(each.new.type, each.new.key) if each.new.key else fresh_id() for each in chunk]
+@dataclass(slots=True)
+class _Written:
+    """What one call has put into the ledger so far."""
+
+    ids: list[uuid.UUID] = field(default_factory=list)
+    rings: list[int] = field(default_factory=list)
+    ours: list[Any] = field(default_factory=list)  # of the rings, those that this process must publish
+
+
+def _submit_one(session: Db, one: Checked) -> Submitted:
+    new, id_ = one.new, _id(one)
     values = {
-        "id": ids,
-        "type": [each.new.type for each in chunk],
-        "payload": [each.payload for each in chunk],
-        "context": [each.context for each in chunk],
-        "queue": [each.queue for each in chunk],
-        "priority": [each.new.priority for each in chunk],
-        "key": [each.new.key for each in chunk],
-        "max_attempts": [each.max_attempts for each in chunk],
-        "due_at": [each.due_at for each in chunk],
-        "delay": [each.delay for each in chunk],
-        "notify": [each.new.notify for each in chunk],
+        "id": id_,
+        "type": new.type,
+        "payload": one.payload,
+        "context": one.context,
+        "queue": one.queue,
+        "priority": new.priority,
+        "key": new.key,
+        "max_attempts": one.max_attempts,
+        "run_at": one.run_at,
+        "delay_seconds": one.delay_seconds,
+        "notify": new.notify,
+        "actor": actor(),
+        "batch": one.batch,
+        **rings.holder_values(session, one.queue),
+    }
+    created, status, same, ring, stamp = connection_of(session).execute(SUBMIT_ONE, values).one()
+    if not created:
+        return _met(id_, status, same=same)
+    if ring is not None:
+        payload = {"type": new.type, "ids": [str(id_)], "batch": one.batch}
+        rings.publish_one_after_commit(session, ring, one.queue, payload, priority=new.priority, since=stamp)
+    return Submitted(id_, TaskStatus.QUEUED, created=True)
+
+
+def _submit_chunk(session: Db, chunk: Sequence[Checked], written: _Written) -> list[Submitted]:
+    ids = [_id(each) for each in chunk]
+    values = {
+        "id": _array(ids),
+        "type": _array(each.new.type for each in chunk),
+        "payload": _array(each.payload for each in chunk),
+        "context": _array(each.context for each in chunk),
+        "queue": _array(each.queue for each in chunk),
+        "priority": _array(each.new.priority for each in chunk),
+        "key": _array(each.new.key for each in chunk),
+        "max_attempts": _array(each.max_attempts for each in chunk),
+        "run_at": _array(each.run_at for each in chunk),
+        "delay_seconds": _array(each.delay_seconds for each in chunk),
+        "notify": _array(each.new.notify for each in chunk),
         "actor": actor(),
         **rings.ring_values(session, {each.queue for each in chunk}),
     }
-    born, ours = connection_of(session).execute(SUBMIT, values).one()
-    rings.publish_after_commit(session, ours)
-    return _told_apart(session, ids, chunk, set(born or ()))
+    born, ring_ids, ours = connection_of(session).execute(SUBMIT, values).one()
+    written.rings += ring_ids
+    written.ours += ours
+    written.ids += ids if born is None else born
+    if born is None:
+        return [Submitted(id_, TaskStatus.QUEUED, created=True) for id_ in ids]
+    return _told_apart(session, ids, chunk, set(born))
 
 
 def _told_apart(
@@ -146,10 +224,34 @@ def _told_apart(
         submitted.append(Submitted(id_, TaskStatus.QUEUED, created=True) if id_ in born else None)
         born.discard(id_)
     met = [place for place, found in enumerate(submitted) if found is None]
-    if met:
-        values = {"id": [ids[place] for place in met], "payload": [chunk[place].payload for place in met]}
-        for place, (status, same) in zip(met, connection_of(session).execute(EXISTING, values), strict=True):
-            if not same:
-                raise IdempotencyConflict(ids[place])
-            submitted[place] = Submitted(ids[place], TaskStatus(status), created=False)
+    values = {"id": _array(ids[place] for place in met), "payload": _array(chunk[place].payload for place in met)}
+    for place, (status, same) in zip(met, connection_of(session).execute(EXISTING, values), strict=True):
+        submitted[place] = _met(ids[place], status, same=same)
     return [found for found in submitted if found is not None]
+
+
+def _met(id_: uuid.UUID, status: str | None, *, same: bool) -> Submitted:
+    if status is None:
+        raise LedgerBusy(f"The task {id_} was pruned at this very moment: submit it again.")
+    if not same:
+        raise IdempotencyConflict(id_)
+    return Submitted(id_, TaskStatus(status), created=False)
+
+
+def _id(each: Checked) -> uuid.UUID:
+    return fresh_id() if each.new.key is None else keyed_id(each.new.type, each.new.key)
+
+
+def _array(values: Iterable[Any]) -> str:
+    """An array in PostgreSQL's own writing: one constant to parse, where ARRAY[…] would be a thousand."""
+    given = list(values)
+    if len(set(given)) == 1:  # in most columns
+        return "{" + ",".join([_element(given[0])] * len(given)) + "}"
+    return "{" + ",".join(map(_element, given)) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    written = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{written}"'

@@ -235,7 +235,12 @@ def test_a_handler_that_runs_three_leases_long_keeps_its_task(
 ) -> None:
     monkeypatch.setenv("INGEST_LEASE_SECONDS", "1")
     settings.current.cache_clear()
-    SCRIPTS["long"] = lambda each, db: (insert(each, db), time.sleep(3.2))[0]
+
+    def take_long(task: Task, db: Session) -> None:
+        insert(task, db)
+        time.sleep(3.2)
+
+    SCRIPTS["long"] = take_long
     ids = submitted(1, "test.scripted", {"do": "long"})
     worker = threading.Thread(target=ingest, args=(engine(), ids))
     worker.start()

@@ -1,0 +1,190 @@
+"""Tasks in this process, without Celery: submitted, claimed, delivered, and what the ledger and the counters say."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event, text
+
+import metrics
+from models.engine import engine, sessions
+from outbox.submitter import submitter
+from tasks import NewTask, registry, submit_many
+from tasks.guard import Claim, claim
+from tasks.ingest import ingest
+from tasks.outcomes import Verdict
+from tasks.registry import Handler, handler, handlers
+from tasks.task import Task
+from tests.tasks.work import SCRIPTS, effects, insert, register, sink, task, transitions
+
+WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = :pid")
+AUDITS = text("SELECT task_id, code FROM task_audit ORDER BY id")
+
+
+@contextmanager
+def clean_sink() -> Iterator[None]:
+    """The handlers of tests and their sink; what still rings afterwards has rung before the next test begins."""
+    register()
+    sink()
+    try:
+        yield
+    finally:
+        SCRIPTS.clear()
+        assert submitter().flush(20)
+
+
+def submitted(count: int = 1, type: str = "test.insert", payload: Any = None, **how: Any) -> list[uuid.UUID]:
+    """In one transaction. A payload that is callable is asked for each."""
+    payloads: list[Any] = [payload(n) if callable(payload) else payload for n in range(count)]
+    news = [NewTask(type, each, **how) for each in payloads]
+    with sessions()() as session:
+        ids = [each.task_id for each in submit_many(session, news)]
+        session.commit()
+    return ids
+
+
+def scripted(script: Callable[[Task, Any], Any], count: int = 1, **how: Any) -> list[uuid.UUID]:
+    """Tasks that run this; payload["n"] is their number."""
+    name = f"script {len(SCRIPTS)}"
+    SCRIPTS[name] = script
+    return submitted(count, "test.scripted", lambda n: {"do": name, "n": n}, **how)
+
+
+def inserting(does: dict[int, Callable[[Task, Any], Any]], count: int, **how: Any) -> list[uuid.UUID]:
+    """Tasks that leave a row in the sink; some of them, by number, then do something else too."""
+
+    def script(each: Task, db: Any) -> Any:
+        insert(each, db)
+        more = does.get(each.payload["n"])
+        said = more(each, db) if more else None
+        return said if isinstance(said, Verdict) else None
+
+    return scripted(script, count, **how)
+
+
+def raising(error: BaseException) -> Callable[[Task, Any], Any]:
+    def script(_task: Task, _db: Any) -> None:
+        raise error
+
+    return script
+
+
+def claimed(
+    ids: Sequence[uuid.UUID], *, connection: Connection | None = None, holder: str = "another:1", **how: Any
+) -> Claim:
+    """As another worker would."""
+    how = {"handlers": handlers(), "lease_seconds": 60, **how}
+    if connection is not None:
+        return claim(connection, ids, holder=holder, **how)
+    with engine().connect() as own:
+        return claim(own, ids, holder=holder, **how)
+
+
+def delivered(ids: Sequence[Any]) -> None:
+    ingest(engine(), ids)
+
+
+@contextmanager
+def handled(type: str, function: Callable[..., Any], **how: Any) -> Iterator[Handler]:
+    """A handler that is there for a while."""
+    handler(type, **how)(function)
+    try:
+        yield handlers()[type]
+    finally:
+        del registry._registered[type]
+
+
+def are_well(ids: Sequence[uuid.UUID], *bad: int) -> None:
+    """All but the bad: SUCCEEDED, one effect, no attempt burned, and one claim was enough. The bad have no effect."""
+    well = [id_ for place, id_ in enumerate(ids) if place not in bad]
+    found = {id_: (task(id_)["status"], task(id_)["attempt_count"], len(transitions(id_))) for id_ in well}
+    assert found == dict.fromkeys(well, ("SUCCEEDED", 0, 3))
+    assert effects() == dict.fromkeys(well, 1)
+    assert leases() == 0
+
+
+def leases() -> int:
+    return int(scalar("SELECT count(*) FROM task_lease"))
+
+
+def audits() -> list[tuple[uuid.UUID, str]]:
+    with engine().begin() as connection:
+        return [tuple(row) for row in connection.execute(AUDITS)]
+
+
+def scalar(statement: str, **values: Any) -> Any:
+    with engine().begin() as connection:
+        return connection.execute(text(statement), values).scalar_one()
+
+
+def change(task_id: uuid.UUID, changes: str) -> None:
+    """By hand, as nobody does."""
+    with engine().begin() as connection:
+        connection.execute(text(f"UPDATE ingest_task SET {changes} WHERE id = :id"), {"id": task_id})
+
+
+def take_away(task_id: uuid.UUID) -> uuid.UUID:
+    """Another holder has it from now on; returns the other's token."""
+    token = uuid.uuid4()
+    change(task_id, f"lease_token = '{token}'")
+    return token
+
+
+def counted() -> Counter[str]:
+    """What `ingest_task_process_total` says, by result."""
+    return _samples(metrics.INGEST_TASK_PROCESS_TOTAL, "_total")
+
+
+def timed() -> Counter[str]:
+    """How many observations `ingest_task_process_seconds` has, by result."""
+    return _samples(metrics.INGEST_TASK_PROCESS_SECONDS, "_bucket", le="+Inf")
+
+
+def _samples(metric: Any, suffix: str, **labels: str) -> Counter[str]:
+    (family,) = metric.collect()
+    found = Counter[str]()
+    for sample in family.samples:
+        if sample.name.endswith(suffix) and labels.items() <= sample.labels.items():
+            found[sample.labels["result"]] = int(sample.value)
+    return found
+
+
+@contextmanager
+def watching(target: Engine | Connection, name: str, seen: Callable[..., object]) -> Iterator[None]:
+    event.listen(target, name, seen)
+    try:
+        yield
+    finally:
+        event.remove(target, name, seen)
+
+
+@contextmanager
+def at_commit(target: Engine | Connection, seen: Callable[[Connection], object]) -> Iterator[None]:
+    """Called when everything is written and nothing committed."""
+    with watching(target, "commit", seen):
+        yield
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """The statements that this process sends, by their first words."""
+    sent: list[str] = []
+
+    def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        sent.append(" ".join(statement.split()))
+
+    with watching(engine(), "before_cursor_execute", note):
+        yield sent
+
+
+def wait_until_blocked(pid: int) -> None:
+    """Until this backend waits for a lock."""
+    deadline = time.monotonic() + 20
+    while not scalar(str(WAITING), pid=pid):
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.001)
