@@ -127,11 +127,12 @@ def ingest(
 def _print_systems(found: Any) -> None:
     systems = [*found.plain, *found.peers, found.limit, found.task, found.many]
     print_table(
-        ("submitted beforehand", "tasks/s", "ours per task", "ours many=True"),
+        ("submitted beforehand", "tasks/s", "CPU µs/task", "ours per task", "ours many=True"),
         [
             (
                 rate.system,
                 f"{rate.per_second:,.0f}",
+                f"{rate.cpu_us:,.0f}",
                 f"{found.task.per_second / rate.per_second:.2f}×",
                 f"{found.many.per_second / rate.per_second:.2f}×",
             )

@@ -8,7 +8,7 @@ from typing import Final
 
 import typer
 
-_AGO: Final = re.compile(r"(\d{1,9})([smhd])")
+_AGO: Final = re.compile(r"(\d{1,6})([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 HELP: Final = "a time (2026-11-16T10:30, UTC unless it says otherwise) or how long ago (90s, 2h, 3d)"
 

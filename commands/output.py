@@ -15,7 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-console: Final = Console(highlight=False, soft_wrap=True)
+# what is piped somewhere is not folded at the width of a terminal that is not there
+console: Final = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
 on_stderr: Final = Console(stderr=True)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a stored text must not steer the terminal
 
@@ -25,7 +26,8 @@ def complain(sentence: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, default=_plain, ensure_ascii=False, indent=2))
+    written = json.dumps(value, default=_plain, ensure_ascii=False, indent=2)
+    print(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", written))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

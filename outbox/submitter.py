@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
@@ -54,6 +55,7 @@ class Submitter:
         self._queue: queue.Queue[HandOver] = queue.Queue(QUEUE_LIMIT)
         self._destinations: dict[str, Destination] = {}
         self._left_to_the_relay: set[str] = set()
+        self._is_closed = False
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
         self._engine = make_engine(
@@ -76,6 +78,10 @@ class Submitter:
         if not events:
             return
         failpoint("submitter.after_commit")
+        for name in {event.destination for event in events} - self._destinations.keys():
+            with suppress(UnknownDestination):  # the relay buries it
+                # here and not in the thread, which would import Celery while this process may be about to end
+                self._destinations[name] = open_destination(name, self.settings)
         try:
             self._queue.put_nowait((time.monotonic(), events))
         except queue.Full:
@@ -89,6 +95,16 @@ class Submitter:
             time.sleep(0.005)
         return not self._queue.unfinished_tasks
 
+    def close(self) -> None:
+        """Publish what was handed over, then end the thread and its connections. Does not wait for that."""
+        self._is_closed = True
+        atexit.unregister(self.flush)
+        if self._thread is None:
+            self._engine.dispose()
+        else:
+            with suppress(queue.Full):  # then it is awake
+                self._queue.put_nowait((time.monotonic(), ()))
+
     def _ensure_thread(self) -> None:
         with self._start:
             if self._thread is None:
@@ -97,7 +113,7 @@ class Submitter:
                 atexit.register(self.flush)
 
     def _run(self) -> None:
-        while True:
+        while not (self._is_closed and self._queue.empty()):
             taken = [self._queue.get()]
             count = len(taken[0][1])
             while count < MOST_AT_ONCE:
@@ -115,6 +131,9 @@ class Submitter:
             finally:
                 for _ in taken:
                     self._queue.task_done()
+        for destination in self._destinations.values():
+            destination.publisher.close()
+        self._engine.dispose()
 
     def _publish_fresh(self, taken: Sequence[HandOver]) -> None:
         youngest = time.monotonic() - self.lease_seconds / 2
@@ -177,6 +196,8 @@ def submitter() -> Submitter:
     with _ours.lock:
         current = settings.current()
         if _ours.submitter is None or _ours.submitter.settings is not current:
+            if _ours.submitter is not None:
+                _ours.submitter.close()
             _ours.submitter = Submitter(current)
         return _ours.submitter
 

@@ -63,7 +63,7 @@ class Heartbeat:
         self.lease_seconds = current.ingest_lease_seconds
         self._held: dict[uuid.UUID, Held] = {}
         self._lock = threading.Lock()
-        self._woken = threading.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._engine: Engine | None = None
 
@@ -105,11 +105,17 @@ class Heartbeat:
                 lease.is_lost = True
                 logger.warning("the lease %s is lost", token)
 
+    def close(self) -> None:
+        """End the thread and its connection."""
+        self._closed.set()
+        if self._thread is None and self._engine is not None:
+            self._engine.dispose()
+
     def _run(self) -> None:
         pause = self.lease_seconds / BEATS_PER_LEASE
         next_beat = time.monotonic() + pause
-        while True:
-            self._woken.wait(max(0.05, min(next_beat, self._next_limit()) - time.monotonic()))
+        while not self._closed.is_set():
+            self._closed.wait(max(0.05, min(next_beat, self._next_limit()) - time.monotonic()))
             self._end_what_takes_too_long()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + pause
@@ -117,6 +123,8 @@ class Heartbeat:
                     self.beat()
                 except (DBAPIError, CeleriacError) as error:  # its deadline says when the lease is no longer good
                     logger.warning("leases could not be renewed: %s", str(error).partition("\n")[0])
+        if self._engine is not None:
+            self._engine.dispose()
 
     def _next_limit(self) -> float:
         with self._lock:
@@ -144,6 +152,8 @@ def heartbeat() -> Heartbeat:
     with _ours.lock:
         current = settings.current()
         if _ours.heartbeat is None or _ours.heartbeat.settings is not current:
+            if _ours.heartbeat is not None:
+                _ours.heartbeat.close()
             _ours.heartbeat = Heartbeat(current)
         return _ours.heartbeat
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Final
 
 import metrics
@@ -69,13 +68,16 @@ def _prune() -> dict[str, int]:
 
 
 def relay_of_this_process() -> Relay:
-    """A child does not use its parent's."""
-    return _relay_of(os.getpid())
+    """The relay of this process and its settings. A child does not use its parent's."""
+    current = settings.current()
+    if _relays.get(os.getpid()) is None or _relays[os.getpid()].settings is not current:
+        if os.getpid() in _relays:
+            _relays[os.getpid()].close()
+        _relays[os.getpid()] = Relay.of(current)
+    return _relays[os.getpid()]
 
 
-@cache
-def _relay_of(_pid: int) -> Relay:
-    return Relay.of(settings.current())
+_relays: Final[dict[int, Relay]] = {}
 
 
 # Each with the time after which one that was lost with its process may be run by another.
