@@ -219,6 +219,7 @@ class Settings(BaseSettings):
     api_host: str = knob("127.0.0.1", "address the API listens on")
     api_port: int = knob(8000, "port the API listens on", ge=1, le=65535)
     api_run_ticks: bool = knob(False, "run relay and reclaim inside the API process too")
+    worker_run_ticks: bool = knob(True, "a worker of the system queue runs the ticks itself while beat is silent")
     worker_metrics_port: int = knob(
         0, "port of a worker's own /metrics on loopback (the stack's system worker: the next); 0: none", ge=0, le=65534
     )

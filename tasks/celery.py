@@ -78,7 +78,7 @@ def _start_attendant(sender: Any, **_: Any) -> None:
     from tasks.attendant import Attendant  # noqa: PLC0415 - as above
 
     pool = sender.pool
-    runs_ticks = "system" in app.amqp.queues.consume_from
+    runs_ticks = "system" in app.amqp.queues.consume_from and settings.current().worker_run_ticks
     Attendant(lambda: set(pool.info.get("processes") or ()), runs_ticks=runs_ticks).start()
 
 

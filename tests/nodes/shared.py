@@ -85,5 +85,6 @@ class SharedNodes:
             *("-c", "2", "-I", "tests.tasks.slow_tasks"),
             BROKER_URL=broker.url,
             CELERIAC_HOME=str(self.ledger.path),
+            WORKER_RUN_TICKS="false",  # the tests tick, when they mean to
             WORKER_METRICS_PORT=str(self.ledger.ports({role: 0}, wished={})[role]),
         )
