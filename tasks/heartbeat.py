@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 BEATS_PER_LEASE: Final = 3
+LOOK_SECONDS: Final = 0.5  # for limits that have begun meanwhile
 
 # renew: held → held for as long again.
 RENEW: Final = text("""
@@ -115,7 +116,9 @@ class Heartbeat:
         pause = self.lease_seconds / BEATS_PER_LEASE
         next_beat = time.monotonic() + pause
         while not self._closed.is_set():
-            self._closed.wait(max(0.05, min(next_beat, self._next_limit()) - time.monotonic()))
+            self._closed.wait(
+                max(0.05, min(next_beat, self._next_limit(), time.monotonic() + LOOK_SECONDS) - time.monotonic())
+            )
             self._end_what_takes_too_long()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + pause
