@@ -99,7 +99,7 @@ task_routes = {  # the first match counts
 
 # Flower and `celery events` see the workers. Events carry ids: messages have nothing else in them.
 worker_send_task_events = True  # as -E, which nobody has to remember
-task_send_sent_event = True  # also for tasks that no worker has taken yet
+task_send_sent_event = False  # a second message for each; what no worker has taken yet is in the ledger
 
 worker_hijack_root_logger = False  # LOG_FORMAT is ours (tasks/celery.py)
 worker_redirect_stdouts = False  # what a handler prints stays what it printed

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ROOT: Final = Path(__file__).resolve().parent
 MARK: Final = "MARK"  # the key in stack.json that says which folder and boot it belongs to
+LOOK_UP_SECONDS: Final = 1.0
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
 
 
@@ -75,6 +86,7 @@ class Settings(BaseSettings):
     """The environment, read once and checked."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    _looked_up: dict[str, tuple[float, str]] = PrivateAttr(default_factory=dict)  # addresses of servers, and when
 
     # servers: empty means the stack under CELERIAC_HOME
     given_database_url: Annotated[str, _url("postgresql", "postgres", "postgresql+psycopg2")] = knob(
@@ -85,6 +97,9 @@ class Settings(BaseSettings):
     )
     given_redis_url: Annotated[str, _url("redis", "rediss")] = knob(
         "", "Redis that keeps accepted receipts; empty: the embedded one", "REDIS_URL"
+    )
+    ledger_prepared_statements: bool = knob(
+        True, "plan the busiest statements once per connection; false behind a pooler that shares connections"
     )
     celeriac_home: Home = knob(Path(".celeriac"), "data, logs, secrets of the embedded stack; relative to this project")
     celeriac_redis_server: str = knob("", "path of a redis-server or valkey-server ≥ 6.2 for the embedded stack")
@@ -267,6 +282,14 @@ class Settings(BaseSettings):
         return "" if url and _password(url) in self.secrets.values() else url
 
     def server_url(self, variable: str) -> str:
+        """Looked up anew now and then, since a stack that was started again may have moved; not for every statement."""
+        looked_up_at, url = self._looked_up.get(variable, (0.0, ""))
+        if not url or time.monotonic() - looked_up_at > LOOK_UP_SECONDS:
+            url = self._look_up(variable)
+            self._looked_up[variable] = (time.monotonic(), url)
+        return url
+
+    def _look_up(self, variable: str) -> str:
         url = self.given(variable) or self.stack.get(variable, "")
         if not url:
             raise NotConfigured(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from commands.output import console, print_json, print_table
+
+if TYPE_CHECKING:  # importing them loads everything
+    from bench.ingest import Found
+    from bench.outbox import Rates
 
 
 def register(app: typer.Typer) -> None:
@@ -124,15 +128,14 @@ def ingest(
     )
 
 
-def _print_systems(found: Any) -> None:
+def _print_systems(found: Found) -> None:
     systems = [*found.plain, *found.peers, found.limit, found.task, found.many]
     print_table(
-        ("submitted beforehand", "tasks/s", "CPU µs/task", "ours per task", "ours many=True"),
+        ("submitted beforehand", "tasks/s", "ours per task", "ours many=True"),
         [
             (
                 rate.system,
                 f"{rate.per_second:,.0f}",
-                f"{rate.cpu_us:,.0f}",
                 f"{found.task.per_second / rate.per_second:.2f}×",
                 f"{found.many.per_second / rate.per_second:.2f}×",
             )
@@ -164,7 +167,7 @@ def _yes(is_met: bool) -> str:
     return "met" if is_met else "missed"
 
 
-def _print_rates(where: str, rates: Any) -> None:
+def _print_rates(where: str, rates: Rates) -> None:
     print_table(
         (f"relay {where}", "events/s", "ratio"),
         [

@@ -7,11 +7,18 @@ may have been done or not, and only the caller knows how to find out.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any, Final
 
-from sqlalchemy import URL, Engine, ExceptionContext, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Dialect, Engine, ExceptionContext, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 import settings
 from models.errors import Unreachable
@@ -26,7 +33,12 @@ CONNECT_ARGS: Final[dict[str, str | int]] = {
     "tcp_user_timeout": 30_000,
 }
 
+REST_SECONDS: Final = (
+    1.0  # a connection that was used a moment ago is not asked whether it lives: it costs a round trip
+)
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+PREPARES: Final = "celeriac_prepares"  # for `models/prepared.py`: a connection of our own making
+_USED_AT: Final = "celeriac_used_at"
 _engines: dict[str, Engine] = {}
 
 
@@ -42,12 +54,14 @@ def make_engine(
         ours["options"] = f"-c statement_timeout={round(statement_timeout_seconds * 1000)}"
     made = create_engine(
         address,
-        pool_pre_ping=True,
         hide_parameters=True,  # payloads stay out of error texts and logs
         connect_args={name: value for name, value in ours.items() if name not in address.query},
+        execution_options={PREPARES: True},
         **options,
     )
     event.listen(made, "handle_error", _say_who_is_unreachable)
+    event.listen(made, "checkin", _note_use)
+    event.listen(made, "checkout", partial(_ping_if_in_doubt, made.dialect))
     return made
 
 
@@ -57,6 +71,23 @@ def engine() -> Engine:
     if url not in _engines:
         _engines.setdefault(url, make_engine(url))  # two threads may both make one; neither has connected yet
     return _engines[url]
+
+
+@contextmanager
+def at_once(bind: Engine) -> Iterator[Connection]:
+    """A connection on which every statement commits itself: no BEGIN and no COMMIT to wait for.
+
+    The driver is told and SQLAlchemy is not: its own way sends two statements to change the mode, and two to go back.
+    """
+    with bind.connect() as connection:
+        driver: Any = connection.connection.dbapi_connection
+        driver.autocommit = True
+        try:
+            yield connection
+        finally:
+            connection.rollback()  # nothing is open; SQLAlchemy believes so too
+            if not driver.closed:
+                driver.autocommit = False
 
 
 def sessions() -> sessionmaker[Session]:
@@ -82,9 +113,36 @@ def _sessions(bind: Engine) -> sessionmaker[Session]:
     return sessionmaker(bind, expire_on_commit=False)
 
 
+def _note_use(_connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+    record.info[_USED_AT] = time.monotonic()
+
+
+def _ping_if_in_doubt(
+    dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _proxy: PoolProxiedConnection
+) -> None:
+    """A server that was restarted meanwhile costs a new connection, and not the caller's statement."""
+    used_at = record.info.get(_USED_AT)
+    if used_at is None:  # it is new
+        return
+    if time.monotonic() - used_at > REST_SECONDS or _was_spoken_to(connection):
+        try:
+            dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error as error:
+            raise DisconnectionError from error
+
+
+def _was_spoken_to(connection: Any) -> bool:
+    """Nobody asked the server anything: if it says something all the same, that is goodbye."""
+    if connection.closed:
+        return True
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
+
+
 def _say_who_is_unreachable(context: ExceptionContext) -> Unreachable | None:
     """Only a failure to connect has no connection; a failed ping is followed by the pool's own new attempt."""
-    if context.connection is not None or context.is_pre_ping or context.engine is None:
+    if context.connection is not None or context.engine is None:
         return None
     url = context.engine.url
     reason = str(context.original_exception).strip().partition("\n")[0].rpartition("failed: ")[2].strip()

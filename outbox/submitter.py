@@ -1,7 +1,8 @@
 """The submitter's own publishing, right after its commits (P18): one thread per process, with its own connections.
 
-The first event goes at once; what comes while it is published goes together next. The caller never waits: if the queue
-is full, the destination does not answer, or half of the born lease is gone, the events are left to the relay.
+The first event goes at once; what comes in the milliseconds after that goes together next, the more at once the busier
+this process is. The caller never waits: if the queue is full, the destination does not answer, or half of the born
+lease is gone, the events are left to the relay.
 
 All births of one process carry one random token. That is enough of a fence: a submitter never claims, so a row that
 anybody has claimed since carries another token, for ever.
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 QUEUE_LIMIT: Final = 1000  # hand-overs, each of one transaction
 MOST_AT_ONCE: Final = 500
+# A burst of single tasks becomes a few messages, and so a few batches (P7): the more came, the longer we gather.
+GATHER_SECONDS_EACH: Final = 0.002
+GATHER_SECONDS: Final = 0.025
 EXIT_PATIENCE_SECONDS: Final = 2.0
 STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 
@@ -113,8 +117,10 @@ class Submitter:
                 atexit.register(self.flush)
 
     def _run(self) -> None:
+        gather_until = 0.0
         while not (self._is_closed and self._queue.empty()):
             taken = [self._queue.get()]
+            time.sleep(max(0.0, gather_until - time.monotonic()))
             count = len(taken[0][1])
             while count < MOST_AT_ONCE:
                 try:
@@ -131,6 +137,7 @@ class Submitter:
             finally:
                 for _ in taken:
                     self._queue.task_done()
+            gather_until = time.monotonic() + min(GATHER_SECONDS, GATHER_SECONDS_EACH * len(taken))
         for destination in self._destinations.values():
             destination.publisher.close()
         self._engine.dispose()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Final
+
+HOST: Final = socket.gethostname()
 
 
 def actor() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return f"{HOST}:{os.getpid()}"

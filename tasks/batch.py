@@ -32,6 +32,7 @@ from tasks.counting import count, count_outcomes
 from tasks.guard import Claim
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused, handler_session
 from tasks.heartbeat import Held, heartbeat
+from tasks.limits import SoftLimit
 from tasks.outcomes import (
     SENTENCE_LIMIT,
     Dead,
@@ -76,6 +77,7 @@ class Batch:
         self.engine = engine
         self.claim = claim
         self.handler = handler
+        self.limit = SoftLimit(handler.soft_limit_seconds)
         self.settlement = Settlement(claim.token, handler, settings)
         self.stop_starting_at = claim.deadline - settings.ingest_lease_seconds / 2
         self.unsettled = {task.id: task for task in claim.tasks}
@@ -83,7 +85,7 @@ class Batch:
         self.seconds: dict[uuid.UUID, float] = {}  # in the handler, the last time it was called
 
     def run(self) -> None:
-        with heartbeat().holding(self.claim.token, self.claim.deadline) as held:
+        with heartbeat().holding(self.claim.token, self.claim.deadline) as held, self.limit:
             try:
                 if self.handler.transactional and len(self.claim.tasks) > 1:
                     self._together(held)
@@ -155,9 +157,10 @@ class Batch:
 
     def _called(self, tasks: Sequence[Task], db: HandlerSession | None, held: Held) -> list[Outcome]:
         started_at = time.monotonic()
-        outcomes = call(self.handler, tasks, db, held)
+        outcomes = call(self.handler, tasks, db, held, self.limit)
         each = (time.monotonic() - started_at) / len(tasks)
-        self.seconds.update((task.id, each) for task in tasks)
+        for task in tasks:
+            self.seconds[task.id] = each
         return outcomes
 
     def _refusal(self, error: DBAPIError, db: HandlerSession) -> Outcome:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from failpoint import failpoint
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused
 from tasks.heartbeat import Held
-from tasks.limits import SoftTimeLimit, call_within
+from tasks.limits import SoftLimit, SoftTimeLimit
 from tasks.outcomes import Dead, ErrorCode, Failure, Outcome, Retry, outcome_of, outcome_of_result
 from tasks.registry import Handler
 from tasks.task import Task
@@ -24,7 +24,9 @@ class Repeat(Exception):
     """The database asked for the transaction to be repeated."""
 
 
-def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession | None, held: Held) -> list[Outcome]:
+def call(
+    handler: Handler, tasks: Sequence[Task], db: HandlerSession | None, held: Held, limit: SoftLimit
+) -> list[Outcome]:
     """One outcome for each task; of a handler of many that failed, the same for all. Without `db`: no transaction.
 
     Raises `Repeat` and `LedgerLost`, which are no task's outcome. What ends a process (SystemExit, Ctrl-C) goes
@@ -34,7 +36,7 @@ def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession | None, hel
     arguments = (given,) if db is None else (given, db)
     held.hard_limit_at = time.monotonic() + handler.hard_limit_seconds
     try:
-        result = call_within(handler.soft_limit_seconds, handler.function, *arguments)
+        result = limit.call(handler.function, *arguments)
         failpoint("ingest.in_handler")
         if db is not None:
             db.take_stock()

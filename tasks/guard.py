@@ -27,9 +27,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from models.arrays import array
 from models.errors import Misuse
+from models.prepared import Prepared
 from tasks.registry import Handler
 from tasks.task import Task
 
@@ -38,7 +40,7 @@ _DUE: Final = "coalesce(next_retry_at, '-infinity') <= (SELECT at FROM clock)"
 
 # claim: QUEUED|RETRYING and due → RUNNING under a fresh lease, each with its transition; own ids first, then others of
 # their kind that are due, skipping what others are locking.
-CLAIM: Final = text(f"""
+CLAIM: Final = Prepared(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     given AS MATERIALIZED (
         SELECT id, min(place) AS place
@@ -76,14 +78,15 @@ CLAIM: Final = text(f"""
             WHERE id = wanted.id AND {_OPEN} AND {_DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task),
     lease AS (
         INSERT INTO task_lease (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, rung_at)
-        SELECT :token, :holder, clock.at + make_interval(secs => :lease_seconds), array_agg(held.id), kind.type,
-               kind.queue, kind.priority, clock.at, (SELECT max(rung_at) FROM mine)
+        SELECT CAST(:token AS uuid), CAST(:holder AS text), clock.at + make_interval(secs => :lease_seconds),
+               array_agg(held.id), kind.type, kind.queue, kind.priority, clock.at, (SELECT max(rung_at) FROM mine)
         FROM held CROSS JOIN kind CROSS JOIN clock GROUP BY kind.type, kind.queue, kind.priority, clock.at),
     told AS (
         INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, actor, created_at)
-        SELECT id, status, 'RUNNING', attempt_count, :holder, at FROM held CROSS JOIN clock),
+        SELECT id, status, 'RUNNING', attempt_count, CAST(:holder AS text), at FROM held CROSS JOIN clock),
     run AS (
-        UPDATE ingest_task SET status = 'RUNNING', lease_token = :token, updated_at = (SELECT at FROM clock)
+        UPDATE ingest_task
+        SET status = 'RUNNING', lease_token = CAST(:token AS uuid), updated_at = (SELECT at FROM clock)
         WHERE id = ANY(ARRAY(SELECT id FROM held))
         RETURNING id, type, payload, context, queue, priority, attempt_count, max_attempts, idempotency_key,
                   next_retry_at, created_at)
@@ -112,7 +115,7 @@ class Claim:
 
 def claim(
     connection: Connection,
-    ids: Sequence[uuid.UUID],
+    ids: Sequence[str | uuid.UUID],
     *,
     handlers: Mapping[str, Handler],
     holder: str,
@@ -124,15 +127,15 @@ def claim(
     token = uuid.uuid4()
     deadline = time.monotonic() + lease_seconds
     values = {
-        "ids": list(ids),
-        "types": list(handlers),
-        "batches": [handler.batch for handler in handlers.values()],
-        "relaxed": [handler.transactional for handler in handlers.values()],
+        "ids": array(ids),
+        "types": array(handlers),
+        "batches": array(handler.batch for handler in handlers.values()),
+        "relaxed": array(handler.transactional for handler in handlers.values()),
         "token": token,
         "holder": holder,
         "lease_seconds": lease_seconds,
     }
-    rows = connection.execute(CLAIM, values).all()
+    rows = CLAIM.execute(connection, values).all()
     connection.commit()
     found = Claim(token, deadline)
     for *columns, verdict in rows:

@@ -10,6 +10,7 @@ settled or refused; if this process dies before, the broker or reclaim brings th
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session
 
 import settings
 from failpoint import failpoint
+from models.engine import at_once
 from outbox.lease import connection_of
 from tasks import guard, rings
 from tasks.actor import actor
@@ -27,6 +29,7 @@ from tasks.counting import count
 from tasks.registry import find, handlers
 
 RING_AGAIN_SECONDS: Final = 30.0
+ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 # ring_later: for tasks that nobody here can run; no attempt, no transition (P7).
 RING_LATER: Final = text(f"""
@@ -46,9 +49,9 @@ RING_LATER: Final = text(f"""
 def ingest(engine: Engine, ids: Sequence[Any]) -> None:
     """Run what may run of these tasks."""
     current = settings.current()
-    wanted = _uuids(ids)
+    wanted: Sequence[str | uuid.UUID] = _known(ids)
     while wanted:
-        with engine.connect() as connection:
+        with at_once(engine) as connection:
             claim = guard.claim(
                 connection,
                 wanted,
@@ -74,12 +77,8 @@ def _ring_later(engine: Engine, ids: Sequence[uuid.UUID]) -> None:
         db.commit()
 
 
-def _uuids(ids: Sequence[Any]) -> list[uuid.UUID]:
+def _known(ids: Sequence[Any]) -> list[str]:
     """What is no id is nobody's task."""
-    found = []
-    for given in ids:
-        try:
-            found.append(uuid.UUID(str(given)))
-        except ValueError:
-            count("skipped", 1)
+    found = [id_ for id_ in map(str, ids) if ID.fullmatch(id_)]
+    count("skipped", len(ids) - len(found))
     return found

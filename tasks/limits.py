@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 Result = TypeVar("Result")
 AT_ONCE_SECONDS: Final = 1e-6  # 0 would mean never
+TOLERANCE_SECONDS: Final = 0.1  # between what was set and what a timer says is left
 
 
 class SoftTimeLimit(Exception):
@@ -26,53 +27,78 @@ class SoftTimeLimit(Exception):
 
 
 def call_within(seconds: float, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Raises SoftTimeLimit in the function after so many seconds, and never anywhere else.
-
-    Outside the main thread there is no such timer.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return function(*arguments)
-    timer = _Timer(seconds)
-    try:
-        try:
-            timer.start()
-            return function(*arguments)
-        finally:
-            timer.stop()  # the alarm may interrupt even this, once
-    finally:
-        timer.stop()
+    """One call with a limit of its own."""
+    with SoftLimit(seconds) as limit:
+        return limit.call(function, *arguments)
 
 
-class _Timer:
-    """An alarm that may ring once. Whoever had an alarm of their own before gets it back, with the time that is left.
+class SoftLimit:
+    """Raises SoftTimeLimit in a call that takes longer, and never anywhere else. Many calls may share it.
 
-    The function may use alarms itself: it then has no soft limit, and its alarms end with it.
+    The alarm is set once and looks, when it rings, how long the call of that moment has been running: a batch of a
+    hundred short calls costs no signal at all. Whoever had an alarm before gets it back with the time that is left. A
+    function may use alarms itself: it then has no soft limit, and its alarms end with it. Outside the main thread there
+    is no such timer.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.may_ring = self.is_set = False
-
-    def start(self) -> None:
-        self.started_at = time.monotonic()
-        self.timer_before = signal.getitimer(signal.ITIMER_REAL)
-        self.handler_before = signal.signal(signal.SIGALRM, self._ring) or signal.SIG_DFL
-        self.is_set = self.may_ring = True
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
-
-    def stop(self) -> None:
         self.may_ring = False
-        if not self.is_set:
+        self.ring_at = 0.0
+        self.rings_next_at: float | None = None  # None: no alarm of ours is set
+
+    def __enter__(self) -> Self:
+        self.is_there = threading.current_thread() is threading.main_thread()
+        if self.is_there:
+            self.entered_at = time.monotonic()
+            self.timer_before = signal.getitimer(signal.ITIMER_REAL)
+            self.handler_before = signal.signal(signal.SIGALRM, self._ring) or signal.SIG_DFL
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_there:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.handler_before)
-        self.is_set = False
         left, interval = self.timer_before
         if left:
-            passed = time.monotonic() - self.started_at
+            passed = time.monotonic() - self.entered_at
             signal.setitimer(signal.ITIMER_REAL, max(left - passed, AT_ONCE_SECONDS), interval)
 
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        if not self.is_there:
+            return function(*arguments)
+        self.ring_at = time.monotonic() + self.seconds
+        if self.rings_next_at is None:
+            self._set_alarm(self.seconds)
+        self.may_ring = True
+        try:
+            return function(*arguments)
+        finally:
+            self.may_ring = False  # the alarm may interrupt even this, once
+            self._undo_alarms_of_the_function()
+
     def _ring(self, _number: int, _frame: FrameType | None) -> None:
-        if self.may_ring:
+        self.rings_next_at = None
+        if not self.may_ring:
+            return
+        left = self.ring_at - time.monotonic()
+        if left <= 0:
             self.may_ring = False
             raise SoftTimeLimit(self.seconds)
+        self._set_alarm(left)
+
+    def _set_alarm(self, seconds: float) -> None:
+        self.rings_next_at = time.monotonic() + seconds
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, AT_ONCE_SECONDS))
+
+    def _undo_alarms_of_the_function(self) -> None:
+        """There is one timer for each process: if it says anything else than what we set, the function has used it."""
+        expected_at = self.rings_next_at
+        if expected_at is None:
+            return
+        left = signal.getitimer(signal.ITIMER_REAL)[0]
+        if abs(expected_at - time.monotonic() - left) > TOLERANCE_SECONDS:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._ring)
+            self.rings_next_at = None

@@ -18,9 +18,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import TextClause
-
 import metrics
+from models.arrays import array
+from models.prepared import Prepared
 from outbox.backoff import backoff_ms
 from outbox.lease import Db, connection_of
 from settings import Settings
@@ -68,7 +68,7 @@ class Settlement:
                 statement = SUCCEED_IN_BATCH
             values = {**columns, "is_last": is_last and not settled}  # the lease before all tasks
             ids = self._execute(db, statement, [task for task, _ in group], values)
-            settled |= {task.id: final for task, final in group if task.id in ids}
+            settled |= {task.id: final for task, final in group if ids is None or task.id in ids}
         return settled
 
     def isolate(self, db: Db, tasks: Sequence[Task], why: str) -> dict[uuid.UUID, Outcome]:
@@ -77,23 +77,24 @@ class Settlement:
 
     def audit(self, db: Db, ids: Sequence[uuid.UUID], code: str, *, is_last: bool) -> None:
         """A lost lease: what this holder could not write, and what it found instead."""
-        values = {"id": list(ids), "code": code, "worker_id": actor(), "token": self.token, "is_last": is_last}
+        values = {"id": array(ids), "code": code, "worker_id": actor(), "token": self.token, "is_last": is_last}
         connection_of(db).execute(AUDIT, values)
         metrics.LEASE_LOST_TOTAL.inc(len(ids))
 
     def _execute(
-        self, db: Db, statement: TextClause, tasks: Sequence[Task], values: Mapping[str, Any]
-    ) -> set[uuid.UUID]:
+        self, db: Db, statement: Prepared, tasks: Sequence[Task], values: Mapping[str, Any]
+    ) -> set[uuid.UUID] | None:
+        """The ids that were settled; None if it was all of them."""
         parameters = {
             **values,
-            "id": [task.id for task in tasks],
+            "id": array(task.id for task in tasks),
             "token": self.token,
             "actor": actor(),
             **rings.ring_values(db, {task.queue for task in tasks}),
         }
-        ids, ours = connection_of(db).execute(statement, parameters).one()
+        ids, ours = statement.execute(connection_of(db), parameters).one()
         rings.publish_after_commit(db, ours)
-        return set(ids or ())
+        return None if ids is None else set(ids)
 
     def _final(self, task: Task, outcome: Outcome) -> Outcome:
         """The last attempt that fails is the end."""
@@ -101,19 +102,19 @@ class Settlement:
             return Dead(outcome.failure)
         return outcome
 
-    def _statement(self, group: Sequence[tuple[Task, Any]]) -> tuple[TextClause, Columns]:  # noqa: PLR0911 - one each
+    def _statement(self, group: Sequence[tuple[Task, Any]]) -> tuple[Prepared, Columns]:  # noqa: PLR0911 - one each
         """One statement for outcomes of one kind, and what it needs to know of each."""
         outcomes = [outcome for _, outcome in group]
         match outcomes[0]:
             case Succeeded():
-                return SUCCEED, {"result": [outcome.written for outcome in outcomes]}
+                return SUCCEED, {"result": array(outcome.written for outcome in outcomes)}
             case Retry():
-                return RETRY, {**_errors(outcomes), "wait_ms": [self._wait_ms(task) for task, _ in group]}
+                return RETRY, {**_errors(outcomes), "wait_ms": array(self._wait_ms(task) for task, _ in group)}
             case Dead():
                 queue = self.settings.ingest_dlq_queue
                 return DEAD, {**_errors(outcomes), "dead_letters": f"{rings.RING}{queue}" if queue else ""}
             case Snoozed():
-                return SNOOZE, {**_reasons(outcomes), "wait_ms": [outcome.seconds * 1000 for outcome in outcomes]}
+                return SNOOZE, {**_reasons(outcomes), "wait_ms": array(outcome.seconds * 1000 for outcome in outcomes)}
             case Discarded():
                 return DISCARD, _reasons(outcomes)
             case Released():
@@ -135,11 +136,11 @@ class Settlement:
 
 def _errors(outcomes: Sequence[Retry | Dead]) -> Columns:
     return {
-        "last_error": [outcome.failure.trace for outcome in outcomes],
-        "error_message": [outcome.failure.message for outcome in outcomes],
-        "error_code": [outcome.failure.code for outcome in outcomes],
+        "last_error": array(outcome.failure.trace for outcome in outcomes),
+        "error_message": array(outcome.failure.message for outcome in outcomes),
+        "error_code": array(outcome.failure.code for outcome in outcomes),
     }
 
 
 def _reasons(outcomes: Sequence[Discarded | Isolated | Released | Snoozed]) -> Columns:
-    return {"why": [outcome.why for outcome in outcomes]}
+    return {"why": array(outcome.why for outcome in outcomes)}

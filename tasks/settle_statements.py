@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import text
 
+from models.prepared import Prepared
 from tasks import rings
 
 _ERRORS: Final = "last_error = given.last_error, error_message = given.error_message, error_code = given.error_code"
@@ -21,7 +22,7 @@ _NOW: Final = "(SELECT at FROM clock)"
 _LATER: Final = f"{_NOW} + make_interval(secs => given.wait_ms / 1000)"
 
 
-def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, first: str = "") -> TextClause:
+def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, before: str = "") -> Prepared:
     """RUNNING under this token → `to`. `arrays` are further columns, one value per id: "name type, name type".
 
     LATERAL and ANY make the planner look rows up by their ids, whatever it believes of the size of the table.
@@ -30,7 +31,8 @@ def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, fi
     casts = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in columns)
     names = ", ".join(name for name, _ in columns)
     given = "JOIN held AS given USING (id)" if "given." in message else ""
-    return text(f"""{first}
+    return Prepared(
+        f"""
         WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
         lease AS MATERIALIZED (SELECT token FROM task_lease WHERE token = :token AND :is_last FOR UPDATE),
         held AS MATERIALIZED (
@@ -49,7 +51,9 @@ def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, fi
                 (task_id, from_status, to_status, attempt_count, message, actor, created_at)
             SELECT id, 'RUNNING', '{to}', attempt_count, {message}, :actor, {_NOW} FROM done {given}),
         ended AS (DELETE FROM task_lease WHERE token = :token AND :is_last){then}
-    """)
+    """,
+        before=before,
+    )
 
 
 def _final(status: str) -> str:
@@ -62,7 +66,9 @@ def _final(status: str) -> str:
             FROM done CROSS JOIN clock WHERE notify IS NOT NULL)"""
 
 
-_IDS: Final = "SELECT (SELECT array_agg(id) FROM done)"
+# NULL: all of them, as nearly always; a thousand ids need not travel to say so.
+_IDS: Final = """SELECT CASE WHEN (SELECT count(*) FROM done) < cardinality(CAST(:id AS uuid[]))
+                             THEN (SELECT coalesce(array_agg(id), '{}') FROM done) END"""
 _RUNG: Final = f""",
         again AS (
             SELECT id, type, queue, priority, isolated, CASE WHEN next_retry_at > at THEN next_retry_at END AS due_at
@@ -87,7 +93,7 @@ _SUCCEED: Final[dict[str, str]] = {
     "then": f"{_final('SUCCEEDED')} {_IDS}, '[]'::jsonb",
 }
 SUCCEED: Final = _settling(**_SUCCEED)
-SUCCEED_IN_BATCH: Final = _settling(**_SUCCEED, first="CLOSE celeriac_batch;")
+SUCCEED_IN_BATCH: Final = _settling(**_SUCCEED, before="CLOSE celeriac_batch;")
 DISCARD: Final = _settling(
     arrays="why text",
     to="DISCARDED",

@@ -24,7 +24,9 @@ from typing import Any, Final
 
 from sqlalchemy import text
 
+from models.arrays import array
 from models.errors import CeleriacError, LedgerBusy
+from models.prepared import Prepared
 from models.status import TaskStatus
 from outbox.lease import Db, connection_of
 from tasks import rings
@@ -35,7 +37,7 @@ from tasks.identity import fresh_id, keyed_id
 CHUNK: Final = 1000
 
 # submit_one: what `models/submit_function.py` says; its plans are kept with the connection.
-SUBMIT_ONE: Final = text("""
+SUBMIT_ONE: Final = Prepared("""
     SELECT created, status, same, ring, stamp
     FROM ingest_submit_task(:id, :type, :payload, :context, :queue, :priority, :key, :max_attempts, :run_at,
                             :delay_seconds, :notify, :actor, :batch, :ring_holder, :ring_token, :ring_seconds)
@@ -146,7 +148,7 @@ def submit_many(session: Db, tasks: Iterable[NewTask]) -> list[Submitted]:
         for start in range(0, len(given), CHUNK):
             submitted += _submit_chunk(session, [given[place] for place in in_order[start : start + CHUNK]], written)
     except CeleriacError:
-        connection_of(session).execute(TAKE_BACK, {"ids": _array(written.ids), "rings": written.rings})
+        connection_of(session).execute(TAKE_BACK, {"ids": array(written.ids), "rings": written.rings})
         raise
     rings.publish_after_commit(session, written.ours)
     places = dict(zip(in_order, submitted, strict=True))
@@ -180,7 +182,7 @@ def _submit_one(session: Db, one: Checked) -> Submitted:
         "batch": one.batch,
         **rings.holder_values(session, one.queue),
     }
-    created, status, same, ring, stamp = connection_of(session).execute(SUBMIT_ONE, values).one()
+    created, status, same, ring, stamp = SUBMIT_ONE.execute(connection_of(session), values).one()
     if not created:
         return _met(id_, status, same=same)
     if ring is not None:
@@ -192,17 +194,17 @@ def _submit_one(session: Db, one: Checked) -> Submitted:
 def _submit_chunk(session: Db, chunk: Sequence[Checked], written: _Written) -> list[Submitted]:
     ids = [_id(each) for each in chunk]
     values = {
-        "id": _array(ids),
-        "type": _array(each.new.type for each in chunk),
-        "payload": _array(each.payload for each in chunk),
-        "context": _array(each.context for each in chunk),
-        "queue": _array(each.queue for each in chunk),
-        "priority": _array(each.new.priority for each in chunk),
-        "key": _array(each.new.key for each in chunk),
-        "max_attempts": _array(each.max_attempts for each in chunk),
-        "run_at": _array(each.run_at for each in chunk),
-        "delay_seconds": _array(each.delay_seconds for each in chunk),
-        "notify": _array(each.new.notify for each in chunk),
+        "id": array(ids),
+        "type": array(each.new.type for each in chunk),
+        "payload": array(each.payload for each in chunk),
+        "context": array(each.context for each in chunk),
+        "queue": array(each.queue for each in chunk),
+        "priority": array(each.new.priority for each in chunk),
+        "key": array(each.new.key for each in chunk),
+        "max_attempts": array(each.max_attempts for each in chunk),
+        "run_at": array(each.run_at for each in chunk),
+        "delay_seconds": array(each.delay_seconds for each in chunk),
+        "notify": array(each.new.notify for each in chunk),
         "actor": actor(),
         **rings.ring_values(session, {each.queue for each in chunk}),
     }
@@ -224,7 +226,7 @@ def _told_apart(
         submitted.append(Submitted(id_, TaskStatus.QUEUED, created=True) if id_ in born else None)
         born.discard(id_)
     met = [place for place, found in enumerate(submitted) if found is None]
-    values = {"id": _array(ids[place] for place in met), "payload": _array(chunk[place].payload for place in met)}
+    values = {"id": array(ids[place] for place in met), "payload": array(chunk[place].payload for place in met)}
     for place, (status, same) in zip(met, connection_of(session).execute(EXISTING, values), strict=True):
         submitted[place] = _met(ids[place], status, same=same)
     return [found for found in submitted if found is not None]
@@ -240,18 +242,3 @@ def _met(id_: uuid.UUID, status: str | None, *, same: bool) -> Submitted:
 
 def _id(each: Checked) -> uuid.UUID:
     return fresh_id() if each.new.key is None else keyed_id(each.new.type, each.new.key)
-
-
-def _array(values: Iterable[Any]) -> str:
-    """An array in PostgreSQL's own writing: one constant to parse, where ARRAY[…] would be a thousand."""
-    given = list(values)
-    if len(set(given)) == 1:  # in most columns
-        return "{" + ",".join([_element(given[0])] * len(given)) + "}"
-    return "{" + ",".join(map(_element, given)) + "}"
-
-
-def _element(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    written = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{written}"'

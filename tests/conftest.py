@@ -18,6 +18,7 @@ from embedded.stack import embedded_servers
 from embedded.stopping import stop_parts
 from models import engine as engine_module
 from tests.another_postgres import another_postgres
+from tests.app import point_app_at
 from tests.isolation import isolate
 from tests.servers import Cluster, ServersOfTests, truncate_everything, wait_until
 
@@ -90,6 +91,7 @@ def stack(servers: ServersOfTests, database: str, monkeypatch: pytest.MonkeyPatc
     servers.flush_redis()
     monkeypatch.setenv("CELERIAC_HOME", str(servers.home.path))
     settings.current.cache_clear()
+    point_app_at(servers.addresses["BROKER_URL"])
     yield servers
     for engine in engine_module._engines.values():
         engine.dispose()

@@ -14,11 +14,10 @@ from typing import Any, Final
 import psycopg2
 from psycopg2.extensions import new_array_type, register_type
 from psycopg2.extras import execute_values
-from sqlalchemy import TextClause
-from sqlalchemy.dialects.postgresql.psycopg2 import dialect
 
 from bench.peers.effect import PROCESSES, VALUE, database_url, obey, pass_gate
 from bench.peers.our_handlers import MANY
+from models.arrays import array
 from tasks.guard import CLAIM
 from tasks.identity import fresh_id
 from tasks.settle_statements import SUCCEED
@@ -40,9 +39,11 @@ RINGS: Final = """
 
 
 def work(width: int, place: int) -> None:
-    claim, succeed = _bare(CLAIM), _bare(SUCCEED)
     register_type(UUIDS)
     with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
+        for statement in (CLAIM, SUCCEED):
+            cursor.execute(statement.preparing)
+        claim, succeed = CLAIM.executing, SUCCEED.executing
         cursor.execute("SELECT id FROM ingest_task WHERE type = 'bench.many' ORDER BY created_at, id")
         ids = [str(id_) for (id_,) in cursor.fetchall()]
         connection.commit()
@@ -56,20 +57,20 @@ def work(width: int, place: int) -> None:
             cursor.execute(succeed, succeeding([row[0] for row in rows], token))
             answer = cursor.fetchone()
             assert answer is not None
-            assert len(answer[0]) == len(rows)
+            assert answer[0] is None  # all of them
             connection.commit()
     time.sleep(3600)  # until it is ended, like any worker
 
 
 def claiming(ids: Sequence[str], token: str) -> dict[str, Any]:
     """The parameters of CLAIM."""
-    kind = {"types": ["bench.many"], "batches": [MANY], "relaxed": [True]}
-    return {**kind, "ids": list(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
+    kind = {"types": array(["bench.many"]), "batches": array([MANY]), "relaxed": array([True])}
+    return {**kind, "ids": array(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
 
 
 def succeeding(ids: Sequence[str], token: str) -> dict[str, Any]:
     """The parameters of SUCCEED."""
-    return {"id": list(ids), "result": [None] * len(ids), "token": token, "actor": "raw", "is_last": True}
+    return {"id": array(ids), "result": array([None] * len(ids)), "token": token, "actor": "raw", "is_last": True}
 
 
 def insert(count: int) -> dict[str, float]:
@@ -107,11 +108,6 @@ def _ring(ids: Sequence[str], at: str, token: str) -> tuple[str, ...]:
     listed = ", ".join(f'"{id_}"' for id_ in ids)
     payload = f'{{"type": "bench.task", "ids": [{listed}], "batch": {RING}}}'
     return ("celery:ingest", payload, '{"priority": 5}', at, "raw", at, token, at)
-
-
-def _bare(statement: TextClause) -> str:
-    """As psycopg2 takes it."""
-    return str(statement.compile(dialect=dialect()))  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import pytest
 from bench.ingest import Found, Goal, Latency, Memory, Rate, goals, pause, percentiles
 from bench.peers import programs, raw_sql
 from bench.peers.programs import PEERS_PYTHON, PeersMissing, require_peers
+from commands.bench import _print_systems
 from settings import ROOT
 from tasks.guard import CLAIM
 from tasks.settle_statements import SUCCEED
@@ -82,6 +83,14 @@ def test_a_goal_that_is_just_reached_is_met_and_one_that_is_just_missed_is_not()
     assert missed == ["one by one : plain Celery", "submit → start, p99 ms"]
 
 
+@pytest.mark.parametrize("found", [FOUND, dataclasses.replace(FOUND, peers=[], memory=None)], ids=["all", "alone"])
+def test_what_was_found_can_be_printed(found: Found, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever has measured for ten minutes wants to read it."""
+    _print_systems(found)
+    said = capsys.readouterr().out
+    assert all(rate.system in said for rate in (*found.plain, *found.peers, found.limit, found.task, found.many))
+
+
 def test_what_was_not_measured_is_no_goal() -> None:
     alone = dataclasses.replace(FOUND, peers=[], memory=None)
     assert [goal.what for goal in goals(alone) if "peer" in goal.what or "memory" in goal.what] == []
@@ -103,8 +112,8 @@ def test_whoever_waits_for_effects_looks_seldom_at_first_and_often_in_the_end() 
 def test_the_limit_is_measured_with_our_statements_as_they_are_today() -> None:
     """A parameter that is missing would be found only by whoever runs the whole bench."""
     token = str(uuid.uuid4())
-    assert CLAIM.compile().params.keys() <= raw_sql.claiming(["a"], token).keys()
-    assert SUCCEED.compile().params.keys() <= raw_sql.succeeding(["a"], token).keys()
+    assert CLAIM.text.compile().params.keys() <= raw_sql.claiming(["a"], token).keys()
+    assert SUCCEED.text.compile().params.keys() <= raw_sql.succeeding(["a"], token).keys()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bench").rglob("*.py")), ids=lambda path: path.name)

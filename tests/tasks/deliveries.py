@@ -172,11 +172,12 @@ def at_commit(target: Engine | Connection, seen: Callable[[Connection], object])
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """The statements that this process sends, by their first words."""
+    """The statements that this process sends, but for what each connection prepares once."""
     sent: list[str] = []
 
     def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-        sent.append(" ".join(statement.split()))
+        if not statement.startswith("PREPARE"):
+            sent.append(" ".join(statement.split()))
 
     with watching(engine(), "before_cursor_execute", note):
         yield sent

@@ -231,7 +231,6 @@ def test_a_task_is_shown_with_its_history_and_its_payload_cut_for_people_only(st
     assert "x" * 2000 not in shown.replace("\n", "").replace(" ", "")
 
 
-@pytest.mark.slow  # fails when all tests run in one process, and only then: to be understood
 def test_a_task_that_waits_is_shown_with_its_ring_and_the_missing_worker(stack: ServersOfTests) -> None:
     (task,) = submitted({}, run_at=timedelta(minutes=10))
     found = manage("show", task, "--json").json

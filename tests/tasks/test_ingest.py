@@ -108,7 +108,7 @@ def test_a_batch_takes_as_many_statements_as_a_single_task_but_for_the_handlers_
     own = [one for one in sent if one.startswith("INSERT INTO test_sink")]
     ours = [one.partition(" ")[0] for one in sent if one not in own]
     assert len(own) == size
-    assert ours == ["WITH", "DECLARE", "CLOSE"]  # claim, mark, settle
+    assert ours == ["EXECUTE", "DECLARE", "CLOSE"]  # claim, mark, settle
     assert len(commits) == 2
     are_well(ids)
 

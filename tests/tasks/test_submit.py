@@ -6,12 +6,12 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import outbox
@@ -26,6 +26,7 @@ from tasks.ingest import ingest
 from tests.outbox.ledger import arrived, move, rung
 from tests.servers import ServersOfTests
 from tests.tasks import work
+from tests.tasks.deliveries import statements
 from tests.tasks.work import rings, rows, task, transitions
 
 pytestmark = pytest.mark.usefixtures("stack")
@@ -62,21 +63,6 @@ def nothing_is_stored() -> bool:
     with engine().connect() as connection:
         tables = ("ingest_task", "ingest_task_transition", "outbox_event")
         return not any(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() for table in tables)
-
-
-@contextmanager
-def statements() -> Iterator[list[str]]:
-    """What goes to the database in this block."""
-    sent: list[str] = []
-
-    def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-        sent.append(statement)
-
-    event.listen(engine(), "before_cursor_execute", note)
-    try:
-        yield sent
-    finally:
-        event.remove(engine(), "before_cursor_execute", note)
 
 
 def test_a_task_is_there_with_its_first_transition_and_its_ring_or_not_at_all(session: Session) -> None:

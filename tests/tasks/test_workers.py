@@ -173,7 +173,7 @@ def test_a_worker_that_sleeps_past_its_lease_is_refused_when_it_wakes_up(start: 
     assert set(rows("status")) == {("SUCCEEDED",)}
 
 
-@pytest.mark.slow  # passes alone, and takes too long after the tests above: to be understood
+@pytest.mark.guarantee
 def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(start: Any) -> None:
     """Without beat: the attendant of its own worker notices."""
     program = start("parent")
