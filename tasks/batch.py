@@ -3,7 +3,8 @@
     together    one transaction: every handler's effects, every SUCCEEDED, every transition (P3)
     one by one  after anything else than success of all: ROLLBACK, the culprit is settled with what became of it, and
                 the others run in a transaction each
-    outside     a handler that is not transactional: one by one, each settled right after it ran
+    outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
+                `Finish` is written in the transaction that settles it
 
 Settling must return exactly the tasks that ran. One fewer means that its lease was lost: everything is rolled back, and
 what is still ours runs one by one. After half a lease no further task is started; what is done is settled, the rest is
@@ -17,8 +18,8 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -27,7 +28,7 @@ from sqlalchemy.orm import Session
 from failpoint import failpoint
 from models.errors import CeleriacError, Unreachable
 from settings import Settings
-from tasks.call import Repeat, call, is_serialization_failure
+from tasks.call import Repeat, call, call_outside, is_serialization_failure
 from tasks.counting import count, count_outcomes
 from tasks.guard import Claim
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused, handler_session
@@ -38,6 +39,7 @@ from tasks.outcomes import (
     Dead,
     ErrorCode,
     Failure,
+    Finish,
     Isolated,
     Outcome,
     Released,
@@ -49,6 +51,7 @@ from tasks.outcomes import (
 from tasks.registry import Handler
 from tasks.settle import Outcomes, Settlement
 from tasks.settle_statements import NO_SUCH_CURSOR
+from tasks.steps import Steps
 from tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -68,6 +71,16 @@ class Broken:
     def by(cls, tasks: Sequence[Task], outcome: Outcome) -> Broken:
         """One of them. Of several nobody knows which."""
         return cls((tasks[0], outcome)) if len(tasks) == 1 else cls()
+
+
+def _finishing(handler: Handler, finish: Finish) -> Handler:
+    """The last part of a handler that ran outside, as a transactional one."""
+
+    def write(_task: Task, db: Session) -> Any:
+        finish.write(db)
+        return finish.result
+
+    return replace(handler, transactional=True, function=write)
 
 
 class Batch:
@@ -103,41 +116,59 @@ class Batch:
 
     def _together(self, held: Held) -> None:
         """Afterwards all are settled, or the culprit is, if one is known."""
-        broken = self._attempt(self.claim.tasks, held)
+        broken = self._attempt(self.claim.tasks, self.handler, held)
         if broken and broken.culprit:
             self._settle(*broken.culprit)
 
     def _alone(self, task: Task, held: Held) -> None:
         if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
             self._settle(task, NO_TIME)
-        elif not self.handler.transactional:
-            self.running = [task]
-            self._settle(task, *self._called([task], None, held))
+        elif self.handler.transactional:
+            self._inside(task, self.handler, held)
         else:
-            match self._attempt([task], held):
-                case Broken(culprit=(_, outcome)):
-                    self._settle(task, outcome)
-                case Broken():
-                    self._lost(task, Succeeded())
+            self._outside(task, held)
 
-    def _attempt(self, tasks: Sequence[Task], held: Held) -> Broken | None:
+    def _inside(self, task: Task, handler: Handler, held: Held) -> None:
+        match self._attempt([task], handler, held):
+            case Broken(culprit=(_, outcome)):
+                self._settle(task, outcome)
+            case Broken():
+                self._lost(task, Succeeded())
+
+    def _outside(self, task: Task, held: Held) -> None:
+        """No transaction is open while its handler runs; how long that takes is between it and its limits."""
+        self.running = [task]
+        held.watched, held.interrupt = task.id, self.limit.interrupt
+        with_steps = replace(task, steps=Steps(self.engine, task.id, held))
+        started_at = time.monotonic()
+        try:
+            outcome = call_outside(self.handler, with_steps, held, self.limit)
+        finally:
+            held.watched = held.interrupt = None
+            self.seconds[task.id] = time.monotonic() - started_at
+        if isinstance(outcome, Finish):
+            self._inside(task, _finishing(self.handler, outcome), held)
+        else:
+            self._settle(task, outcome)
+
+    def _attempt(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:
         """One transaction, repeated if the database asks for it. None: committed."""
         for _ in range(REPEATS):
             try:
-                return self._transaction(tasks, held)
+                return self._transaction(tasks, handler, held)
             except Repeat:
                 continue
         return Broken.by(tasks, TOO_OFTEN)
 
-    def _transaction(self, tasks: Sequence[Task], held: Held) -> Broken | None:
+    def _transaction(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:
         ran: list[tuple[Task, Outcome]] = []
         self.running = ()
         with handler_session(self.engine) as db:
             self.running = tasks
-            for group in [tasks] if self.handler.many else [[task] for task in tasks]:
+            for group in [tasks] if handler.many else [[task] for task in tasks]:
                 if ran and time.monotonic() >= self.stop_starting_at:
                     break
-                outcomes = self._called(group, db, held)
+                outcomes = self._called(group, db, handler, held)
                 failed = next((outcome for outcome in outcomes if not isinstance(outcome, Succeeded)), None)
                 if failed:
                     return Broken.by(group, failed)
@@ -155,9 +186,9 @@ class Batch:
         failpoint("ingest.after_settle")
         return None
 
-    def _called(self, tasks: Sequence[Task], db: HandlerSession | None, held: Held) -> list[Outcome]:
+    def _called(self, tasks: Sequence[Task], db: HandlerSession, handler: Handler, held: Held) -> list[Outcome]:
         started_at = time.monotonic()
-        outcomes = call(self.handler, tasks, db, held, self.limit)
+        outcomes = call(handler, tasks, db, held, self.limit)
         each = (time.monotonic() - started_at) / len(tasks)
         for task in tasks:
             self.seconds[task.id] = each

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy.exc import DBAPIError
@@ -12,7 +13,18 @@ from failpoint import failpoint
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused
 from tasks.heartbeat import Held
 from tasks.limits import SoftLimit, SoftTimeLimit
-from tasks.outcomes import Dead, ErrorCode, Failure, Outcome, Retry, outcome_of, outcome_of_result
+from tasks.outcomes import (
+    Dead,
+    ErrorCode,
+    Failure,
+    Finish,
+    LeaseLost,
+    Outcome,
+    Retry,
+    Verdict,
+    outcome_of,
+    outcome_of_result,
+)
 from tasks.registry import Handler
 from tasks.task import Task
 
@@ -24,27 +36,42 @@ class Repeat(Exception):
     """The database asked for the transaction to be repeated."""
 
 
-def call(
-    handler: Handler, tasks: Sequence[Task], db: HandlerSession | None, held: Held, limit: SoftLimit
-) -> list[Outcome]:
-    """One outcome for each task; of a handler of many that failed, the same for all. Without `db`: no transaction.
+def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held, limit: SoftLimit) -> list[Outcome]:
+    """One outcome for each task; of a handler of many that failed, the same for all.
 
     Raises `Repeat` and `LedgerLost`, which are no task's outcome. What ends a process (SystemExit, Ctrl-C) goes
     through.
     """
-    given = list(tasks) if handler.many else tasks[0]
-    arguments = (given,) if db is None else (given, db)
-    held.hard_limit_at = time.monotonic() + handler.hard_limit_seconds
     try:
-        result = limit.call(handler.function, *arguments)
-        failpoint("ingest.in_handler")
-        if db is not None:
+        with _hard_limit(handler, held):
+            result = limit.call(handler.function, list(tasks) if handler.many else tasks[0], db)
+            failpoint("ingest.in_handler")
             db.take_stock()
         return [outcome_of_result(each) for each in (_each_of(result, tasks) if handler.many else [result])]
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        return [_failed(error, db)] * len(tasks)
+        return [_failed(error, db, handler)] * len(tasks)
+
+
+def call_outside(handler: Handler, task: Task, held: Held, limit: SoftLimit) -> Outcome | Finish:
+    """Outside any transaction. `Finish` is not the end yet."""
+    try:
+        with _hard_limit(handler, held):
+            result = limit.call(handler.function, task)
+            failpoint("ingest.in_handler")
+        return result if isinstance(result, Finish) else outcome_of_result(result)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        return _failed(error, None, handler)
+
+
+@contextmanager
+def _hard_limit(handler: Handler, held: Held) -> Iterator[None]:
+    held.hard_limit_at = time.monotonic() + handler.hard_limit_seconds
+    try:
+        yield
     finally:
         held.hard_limit_at = None
 
@@ -58,7 +85,7 @@ def is_serialization_failure(error: BaseException | None) -> bool:
     return False
 
 
-def _failed(error: BaseException, db: HandlerSession | None) -> Outcome:
+def _failed(error: BaseException, db: HandlerSession | None, handler: Handler) -> Outcome:
     """What it means depends on what is left of the transaction, whatever the handler made of the error."""
     if db is not None:
         if db.is_lost:
@@ -72,6 +99,10 @@ def _failed(error: BaseException, db: HandlerSession | None) -> Outcome:
             return Retry(Failure.of(error, ErrorCode.TRANSACTION_MISUSED))
         case SoftTimeLimit():
             return Retry(Failure.of(error, ErrorCode.TIMEOUT))
+        case Verdict() | LeaseLost():
+            return outcome_of(error)
+        case Exception() if handler.dies_of(error):
+            return Dead(Failure.of(error, ErrorCode.PERMANENT))
         case _:
             return outcome_of(error)
 

@@ -3,6 +3,9 @@
 It starts with the first lease, after the fork, and never runs on Celery's event loop. A lease that it cannot renew is
 lost: its holder is told, and refuses to do more in its name. It stops renewing, and ends the process, when a handler
 exceeds its hard limit; whatever is then still running is reclaimed as from any lost worker.
+
+A task that runs outside a transaction is looked at now and then: if somebody discarded it or took it over, its handler
+is interrupted with `LeaseLost`, and has its `finally` to clean up.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 import settings
 from models.engine import make_engine
 from models.errors import CeleriacError
+from tasks.outcomes import LeaseLost
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,14 @@ RENEW: Final = text("""
 """)
 
 
+WATCH_SECONDS: Final = 1.0
+# still_held: of the watched tasks, those that their holder still has.
+STILL_HELD: Final = text("""
+    SELECT lease_token FROM ingest_task
+    WHERE id = ANY(CAST(:ids AS uuid[])) AND lease_token = ANY(CAST(:tokens AS uuid[]))
+""")
+
+
 @dataclass(slots=True)
 class Held:
     """A lease of this process."""
@@ -49,6 +61,8 @@ class Held:
     deadline: float  # of `time.monotonic()`, taken before the last renewal
     hard_limit_at: float | None = None  # of whatever runs now
     is_lost: bool = False
+    watched: uuid.UUID | None = None  # a task that runs outside a transaction
+    interrupt: Callable[[Exception], None] | None = None  # how to reach its handler
 
     @property
     def is_good(self) -> bool:
@@ -89,14 +103,7 @@ class Heartbeat:
         if not held:
             return
         started_at = time.monotonic()
-        if self._engine is None:
-            self._engine = make_engine(
-                self.settings.database_url,
-                application_name="celeriac-heartbeat",
-                statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
-                pool_size=1,
-            )
-        with self._engine.begin() as connection:
+        with self._connections().begin() as connection:
             values = {"tokens": list(held), "lease_seconds": self.lease_seconds}
             kept = set(connection.execute(RENEW, values).scalars())
         for token, lease in held.items():
@@ -106,26 +113,55 @@ class Heartbeat:
                 lease.is_lost = True
                 logger.warning("the lease %s is lost", token)
 
+    def watch(self) -> None:
+        """Interrupt handlers whose task somebody else has decided about."""
+        with self._lock:
+            watched = {held.token: held for held in self._held.values() if held.watched and not held.is_lost}
+            ids = [held.watched for held in watched.values()]
+        if not watched:
+            return
+        with self._connections().begin() as connection:
+            kept = set(connection.execute(STILL_HELD, {"ids": ids, "tokens": list(watched)}).scalars())
+        for token, held in watched.items():
+            if token not in kept and held.watched in ids:  # and not settled meanwhile
+                held.is_lost = True
+                if held.interrupt:
+                    held.interrupt(LeaseLost())
+
     def close(self) -> None:
         """End the thread and its connection."""
         self._closed.set()
         if self._thread is None and self._engine is not None:
             self._engine.dispose()
 
+    def _connections(self) -> Engine:
+        if self._engine is None:
+            self._engine = make_engine(
+                self.settings.database_url,
+                application_name="celeriac-heartbeat",
+                statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
+                pool_size=1,
+            )
+        return self._engine
+
     def _run(self) -> None:
         pause = self.lease_seconds / BEATS_PER_LEASE
         next_beat = time.monotonic() + pause
+        next_watch = time.monotonic() + WATCH_SECONDS
         while not self._closed.is_set():
             self._closed.wait(
                 max(0.05, min(next_beat, self._next_limit(), time.monotonic() + LOOK_SECONDS) - time.monotonic())
             )
             self._end_what_takes_too_long()
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + pause
-                try:
+            try:
+                if time.monotonic() >= next_watch:
+                    next_watch = time.monotonic() + WATCH_SECONDS
+                    self.watch()
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + pause
                     self.beat()
-                except (DBAPIError, CeleriacError) as error:  # its deadline says when the lease is no longer good
-                    logger.warning("leases could not be renewed: %s", str(error).partition("\n")[0])
+            except (DBAPIError, CeleriacError) as error:  # its deadline says when the lease is no longer good
+                logger.warning("leases could not be renewed: %s", str(error).partition("\n")[0])
         if self._engine is not None:
             self._engine.dispose()
 

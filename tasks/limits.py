@@ -44,6 +44,7 @@ class SoftLimit:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.may_ring = False
+        self.interruption: Exception | None = None
         self.ring_at = 0.0
         self.rings_next_at: float | None = None  # None: no alarm of ours is set
 
@@ -68,6 +69,7 @@ class SoftLimit:
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         if not self.is_there:
             return function(*arguments)
+        self.interruption = None
         self.ring_at = time.monotonic() + self.seconds
         if self.rings_next_at is None:
             self._set_alarm(self.seconds)
@@ -78,7 +80,16 @@ class SoftLimit:
             self.may_ring = False  # the alarm may interrupt even this, once
             self._undo_alarms_of_the_function()
 
+    def interrupt(self, error: Exception) -> None:
+        """From another thread: raise this in the call that is under way, if one is."""
+        if self.is_there and self.may_ring:
+            self.interruption = error
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
     def _ring(self, _number: int, _frame: FrameType | None) -> None:
+        if self.may_ring and self.interruption is not None:
+            self.may_ring = False
+            raise self.interruption
         self.rings_next_at = None
         if not self.may_ring:
             return

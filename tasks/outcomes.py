@@ -8,15 +8,21 @@
     SystemExit, Ctrl-C      Released: the worker stops, another one runs it
 
 `return Snooze(60)` means the same as raising it. `tasks/settle.py` writes each of these down.
+
+    return Finish(write, result)    of a handler outside a transaction: `write(db)` runs in the one that says SUCCEEDED
 """
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from sqlalchemy.orm import Session
+
+from models.errors import CeleriacError
 from outbox.canonical import BadPayload, canonical_json
 
 LAST_ERROR_LIMIT: Final = 4000
@@ -34,6 +40,12 @@ class ErrorCode(StrEnum):
     WORKER_LOST = "worker_lost"
     TRANSACTION_MISUSED = "transaction_misused"
     LEDGER_LOST = "ledger_lost"
+
+
+class LeaseLost(CeleriacError):
+    """The lease of this task ran out or was taken over: nothing more may be done in its name."""
+
+    code = "lease_lost"
 
 
 class Verdict(Exception):
@@ -60,6 +72,14 @@ class Discard(Verdict):
 
 class Permanent(Verdict):
     """It will never work: DEAD at once, whatever attempts are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What is left to do when the network has answered: rows that commit together with SUCCEEDED, or not at all."""
+
+    write: Callable[[Session], object]
+    result: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +165,8 @@ def outcome_of(error: BaseException) -> Outcome:
             return Dead(Failure.of(error, ErrorCode.PERMANENT))
         case SystemExit() | KeyboardInterrupt():
             return Released(f"the worker stopped: {type(error).__name__}")
+        case LeaseLost():
+            return Released("its lease ran out while it ran")
         case _:
             return Retry(Failure.of(error))
 

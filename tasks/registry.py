@@ -6,6 +6,9 @@ def import_invoice(task, db): …                 inside the ledger's transactio
 @handler("invoice.bulk", batch=500, many=True)
 def import_invoices(tasks, db): …               the whole batch at once
 
+@handler("crm.sync", transactional=False, backoff=[60, 300], permanent=[NoSuchCustomer])
+def sync(task): …                               outside any transaction: network calls, durable steps (`tasks/steps.py`)
+
 `INGEST_HANDLERS` names the modules that hold them; ours are in `tasks/handlers/`.
 """
 
@@ -26,6 +29,8 @@ import settings
 from models.errors import Misuse
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+ErrorClass = type[Exception]
+Errors = tuple[ErrorClass, ...]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 DEFAULT_BATCH: Final = 100
 SOFT_LIMIT_SECONDS: Final = 600.0
@@ -56,8 +61,22 @@ class Handler:
     queue: str = "ingest"
     max_attempts: int | None = None  # None: INGEST_MAX_ATTEMPTS
     backoff: tuple[float, ...] | None = None  # seconds after each failure, the last one again and again
+    retriable: Errors = ()
+    permanent: Errors = ()
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS  # the handler gets an exception
     hard_limit_seconds: float = SOFT_LIMIT_SECONDS + HARD_AFTER_SOFT_SECONDS  # its process is killed
+
+    def dies_of(self, error: BaseException) -> bool:
+        """Whether trying again would be useless: the nearest class that was named decides.
+
+        What is in neither is tried again, unless only `retriable` was given: then it is a list of all that is.
+        """
+        for kind in error.__class__.__mro__:
+            if kind in self.permanent:
+                return True
+            if kind in self.retriable:
+                return False
+        return bool(self.retriable and not self.permanent)
 
 
 _registered: dict[str, Handler] = {}
@@ -72,6 +91,8 @@ def handler(
     queue: str = "ingest",
     max_attempts: int | None = None,
     backoff: Sequence[float] | None = None,
+    retriable: Sequence[ErrorClass] = (),
+    permanent: Sequence[ErrorClass] = (),
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS,
     hard_limit_seconds: float | None = None,
 ) -> Callable[[Function], Function]:
@@ -81,7 +102,8 @@ def handler(
         hard = hard_limit_seconds if hard_limit_seconds is not None else soft_limit_seconds + HARD_AFTER_SOFT_SECONDS
         made = Handler(
             type, function, transactional, many, batch, queue, max_attempts,
-            tuple(backoff) if backoff is not None else None, soft_limit_seconds, hard,
+            tuple(backoff) if backoff is not None else None, tuple(retriable), tuple(permanent),
+            soft_limit_seconds, hard,
         )  # fmt: skip
         _check(made)
         _registered[type] = made
@@ -131,6 +153,10 @@ def _check(made: Handler) -> None:
         raise BadHandler(f"{made.type}: a batch has at least one task.")
     if made.max_attempts is not None and made.max_attempts < 1:
         raise BadHandler(f"{made.type}: max_attempts is at least 1.")
+    if not all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in made.retriable + made.permanent):
+        raise BadHandler(f"{made.type}: retriable and permanent are classes of exceptions.")
+    if both := set(made.retriable) & set(made.permanent):
+        raise BadHandler(f"{made.type}: {both.pop().__name__} cannot be both retriable and permanent.")
     if not 0 < made.soft_limit_seconds <= made.hard_limit_seconds:
         raise BadHandler(f"{made.type}: the soft limit is positive and not above the hard one.")
     wanted = 2 if made.transactional else 1
