@@ -98,7 +98,7 @@ task_routes = {  # the first match counts
 }
 
 # Flower and `celery events` see the workers. Events carry ids: messages have nothing else in them.
-worker_send_task_events = True  # as -E, which nobody has to remember
+worker_send_task_events = False  # three messages for each; Flower asks the workers for them while it runs
 task_send_sent_event = False  # a second message for each; what no worker has taken yet is in the ledger
 
 worker_hijack_root_logger = False  # LOG_FORMAT is ours (tasks/celery.py)

@@ -50,6 +50,7 @@ def _json_of(found: Details, why: list[Reason]) -> dict[str, Any]:
     return {
         **found.task.envelope(),
         "why": [camel(reason) for reason in why],
+        "blocker": camel(found.blocker) if found.blocker else None,
         "transitions": [camel(each) for each in found.transitions],
         "lease": camel(found.lease) if found.lease else None,
         "rings": [camel(ring) for ring in found.rings],
@@ -112,6 +113,7 @@ def _fields(found: Details) -> Iterator[tuple[str, str]]:
     yield "status", task.status
     yield "queue", f"{task.queue}, priority {task.priority}{', runs alone' if task.isolated else ''}"
     yield "key", task.idempotency_key or ""
+    yield "partition key", task.partition_key or ""
     yield "failures", f"{task.attempt_count} of {task.max_attempts}"
     yield "due", moment(task.next_retry_at)
     yield "rung", moment(task.rung_at)

@@ -67,26 +67,37 @@ BEGIN
 END $$
 """
 
+# Whoever submits to a partition key waits for the commit of whoever did before: key_seq is the order of commits (P9).
+KEY_LOCK: Final = """
+CREATE FUNCTION ingest_key_lock(partition_key text) RETURNS void LANGUAGE sql
+RETURN pg_advisory_xact_lock(hashtextextended('celeriac key ' || partition_key, 0))
+"""
+
 # submit: → QUEUED, with its first transition and its ring, leased if it is due and a token is given; or what is there.
 SUBMIT_TASK: Final = """
 CREATE FUNCTION ingest_submit_task(
     task uuid, type text, payload jsonb, context jsonb, queue text, priority integer, key text, max_attempts integer,
     run_at timestamptz, delay_seconds double precision, notify text, actor text, batch integer,
-    holder text, token uuid, lease_seconds double precision,
+    holder text, token uuid, lease_seconds double precision, partition_key text,
     OUT created boolean, OUT status text, OUT same boolean, OUT ring bigint, OUT stamp timestamptz
 ) LANGUAGE plpgsql AS $$
 DECLARE
     due timestamptz;
     leased boolean;
+    key_seq bigint;
 BEGIN
+    IF partition_key IS NOT NULL THEN
+        PERFORM ingest_key_lock(partition_key);
+        key_seq := nextval('ingest_task_key_seq');
+    END IF;
     stamp := ledger_now();
     due := coalesce(run_at, stamp + make_interval(secs => delay_seconds));
     due := CASE WHEN due > stamp THEN due END;
     leased := due IS NULL AND token IS NOT NULL;
     INSERT INTO ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
-                             next_retry_at, rung_at, notify, created_at, updated_at)
+                             next_retry_at, rung_at, notify, created_at, updated_at, partition_key, key_seq)
     VALUES (task, type, payload, context, queue, priority, key, max_attempts,
-            due, coalesce(due, stamp), notify, stamp, stamp)
+            due, coalesce(due, stamp), notify, stamp, stamp, partition_key, key_seq)
     ON CONFLICT (id) DO NOTHING;
     created := FOUND AND (key IS NULL OR ingest_give_way(ARRAY[task]) = '{}');
     IF created THEN
@@ -115,7 +126,7 @@ END $$
 # The lane itself. It finds its tables from any search_path.
 SUBMIT: Final = r"""
 CREATE FUNCTION ingest_submit(type text, payload jsonb, key text DEFAULT NULL, queue text DEFAULT 'ingest',
-                              run_at timestamptz DEFAULT NULL)
+                              run_at timestamptz DEFAULT NULL, partition_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     task uuid := CASE WHEN key IS NULL THEN ingest_fresh_id() ELSE ingest_task_id(type, key) END;
@@ -128,12 +139,16 @@ BEGIN
     ELSIF length(key) NOT BETWEEN 1 AND 500 OR key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
         RAISE EXCEPTION USING ERRCODE = 'CL400',
             MESSAGE = 'A key is text of 1 to 500 characters without control characters.';
+    ELSIF length(partition_key) NOT BETWEEN 1 AND 500 OR partition_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400',
+            MESSAGE = 'A partition key is text of 1 to 500 characters without control characters.';
     ELSIF octet_length(CAST(payload AS text)) > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = 'CL413',
             MESSAGE = format('The payload has %s bytes, and 1048576 is the most.', octet_length(CAST(payload AS text)));
     END IF;
     SELECT * INTO answer FROM ingest_submit_task(
-        task, type, payload, '{}', queue, 5, key, 10, run_at, NULL, NULL, current_user, 100, NULL, NULL, NULL);
+        task, type, payload, '{}', queue, 5, key, 10, run_at, NULL, NULL, current_user, 100, NULL, NULL, NULL,
+        partition_key);
     IF answer.status IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
             MESSAGE = format('The task %s was pruned at this very moment: submit it again.', task);
@@ -145,9 +160,10 @@ BEGIN
 END $$
 """
 
-FUNCTIONS: Final = (PAYLOAD_SHA, TASK_ID, FRESH_ID, GIVE_WAY, SUBMIT_TASK, SUBMIT)
+FUNCTIONS: Final = (PAYLOAD_SHA, TASK_ID, FRESH_ID, GIVE_WAY, KEY_LOCK, SUBMIT_TASK, SUBMIT)
 NAMES: Final = (
-    "ingest_submit", "ingest_submit_task", "ingest_give_way", "ingest_fresh_id", "ingest_task_id", "ingest_payload_sha",
+    "ingest_submit", "ingest_submit_task", "ingest_key_lock", "ingest_give_way", "ingest_fresh_id", "ingest_task_id",
+    "ingest_payload_sha",
 )  # fmt: skip
 
 

@@ -6,6 +6,9 @@
     outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
                 `Finish` is written in the transaction that settles it
 
+Tasks of one partition key run in their order, and the first that does not succeed ends that: what comes after it is
+given back (P9).
+
 Settling must return exactly the tasks that ran. One fewer means that its lease was lost: everything is rolled back, and
 what is still ours runs one by one. After half a lease no further task is started; what is done is settled, the rest is
 given back (P6). When the connection is lost, nobody knows whether the COMMIT went through: the fence does, and what is
@@ -37,6 +40,7 @@ from tasks.limits import SoftLimit
 from tasks.outcomes import (
     SENTENCE_LIMIT,
     Dead,
+    Discarded,
     ErrorCode,
     Failure,
     Finish,
@@ -58,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 REPEATS: Final = 5
 NO_TIME: Final = Released("there was no time to start it")
+NOT_ITS_TURN: Final = Released("a task before it in its partition key did not succeed")
 TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
 
 
@@ -95,6 +100,7 @@ class Batch:
         self.stop_starting_at = claim.deadline - settings.ingest_lease_seconds / 2
         self.unsettled = {task.id: task for task in claim.tasks}
         self.running: Sequence[Task] = ()
+        self.held_up: dict[str, int] = {}  # partition keys, and from which of their tasks on nothing may run (P9)
         self.seconds: dict[uuid.UUID, float] = {}  # in the handler, the last time it was called
 
     def run(self) -> None:
@@ -123,6 +129,8 @@ class Batch:
     def _alone(self, task: Task, held: Held) -> None:
         if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
             self._settle(task, NO_TIME)
+        elif task.partition_key in self.held_up and (task.key_seq or 0) > self.held_up[task.partition_key]:
+            self._settle(task, NOT_ITS_TURN)
         elif self.handler.transactional:
             self._inside(task, self.handler, held)
         else:
@@ -243,7 +251,14 @@ class Batch:
     def _done(self, outcomes: Outcomes, settled: Mapping[uuid.UUID, Outcome]) -> None:
         for task, _ in outcomes:
             del self.unsettled[task.id]
+            if task.partition_key is not None and not self._makes_way(settled.get(task.id)):
+                place = task.key_seq or 0
+                self.held_up[task.partition_key] = min(place, self.held_up.get(task.partition_key, place))
         count_outcomes(settled, self.seconds)
+
+    def _makes_way(self, outcome: Outcome | None) -> bool:
+        """For the next of its partition key. None: somebody else decides."""
+        return isinstance(outcome, Succeeded | Discarded) or (isinstance(outcome, Dead) and self.handler.skip_dead)
 
     def _blamed(self, error: Exception, code: ErrorCode) -> Outcomes:
         """Of what ran, one that ran alone is charged, and several are isolated; the others did not run (P5)."""

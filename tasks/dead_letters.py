@@ -26,8 +26,9 @@ from sqlalchemy.orm import Session
 import settings
 from models.clock import now
 from outbox.lease import connection_of
-from tasks import rings
+from tasks import keys, rings
 from tasks.actor import actor as this_process
+from tasks.registry import handlers
 from tasks.tick_rows import single_flight
 
 BATCH: Final = 500
@@ -66,20 +67,29 @@ _DONE: Final = f"""
     (SELECT finished_at FROM page {_LAST}), (SELECT id FROM page {_LAST}), (SELECT array_agg(id) FROM held)"""
 
 # requeue: DEAD → QUEUED, attempts start again, due at once, with its ring. What killed its worker runs alone (P5).
+# Where the others of its partition key went on without it, it has lost its turn, and gets another at the end (P9).
 REQUEUE: Final = text(f"""{_NEXT},
+    locked AS MATERIALIZED (
+        SELECT ingest_key_lock(partition_key) FROM (
+            SELECT DISTINCT partition_key FROM ingest_task
+            WHERE id IN (SELECT id FROM held) AND partition_key IS NOT NULL AND type = ANY(CAST(:skipping AS text[]))
+            ORDER BY 1) AS keys),
     told AS (
         INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'QUEUED', 0, :reason, :actor, at FROM held CROSS JOIN clock),
     back AS (
         UPDATE ingest_task task
         SET status = 'QUEUED', attempt_count = 0, next_retry_at = NULL, finished_at = NULL, rung_at = at,
-            updated_at = at, isolated = error_code IS NOT DISTINCT FROM 'worker_lost'
+            updated_at = at, isolated = error_code IS NOT DISTINCT FROM 'worker_lost',
+            key_seq = CASE WHEN partition_key IS NOT NULL AND type = ANY(CAST(:skipping AS text[]))
+                                AND (SELECT count(*) FROM locked) > 0
+                           THEN nextval('ingest_task_key_seq') ELSE key_seq END
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
     {rings.rung("back")}
     SELECT {_DONE}, ours FROM rings
 """)
-# discard: DEAD → DISCARDED, and whoever asked to be notified is told.
+# discard: DEAD → DISCARDED; whoever asked to be notified is told, and who waited for it in its partition key is rung.
 DISCARD: Final = text(f"""{_NEXT},
     told AS (
         INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
@@ -87,13 +97,16 @@ DISCARD: Final = text(f"""{_NEXT},
     gone AS (
         UPDATE ingest_task task SET status = 'DISCARDED', finished_at = at, updated_at = at
         FROM held, clock WHERE task.id = held.id
-        RETURNING task.id, type, task.attempt_count, error_message, notify),
+        RETURNING task.id, type, task.attempt_count, error_message, notify, partition_key),
     notified AS (
         INSERT INTO outbox_event (destination, payload, created_at)
         SELECT notify, jsonb_build_object('taskId', id, 'type', type, 'status', 'DISCARDED',
                                           'attemptCount', attempt_count, 'errorMessage', error_message), at
-        FROM gone CROSS JOIN clock WHERE notify IS NOT NULL)
-    SELECT {_DONE}, '[]'::jsonb
+        FROM gone CROSS JOIN clock WHERE notify IS NOT NULL),
+    {keys.freed("gone")},
+    marked AS (UPDATE ingest_task task SET rung_at = at FROM freed, clock WHERE task.id = freed.id),
+    {rings.rung("freed")}
+    SELECT {_DONE}, ours FROM rings
 """)
 
 _UNSENT: Final = "destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL"
@@ -266,6 +279,7 @@ def _in_batches(
         most = batch if limit is None else min(batch, limit - done)
         with Session(engine) as db:
             given = {**values, **place, "batch": most, **rings.ring_values(db, settings.current().ingest_queues)}
+            given["skipping"] = keys.skipping(handlers())
             at, last, ids, ours = connection_of(db).execute(statement, given).one()
             rings.publish_after_commit(db, ours)
             db.commit()

@@ -1,4 +1,5 @@
-"""One task with everything that the ledger knows of it: its envelope, history, lease, rings, audits, a pause.
+"""One task with everything that the ledger knows of it: its envelope, history, lease, rings, audits, a
+pause, who is before it.
 
 `tasks/why.py` says from this, and from the broker, why it is not running.
 """
@@ -18,10 +19,13 @@ from sqlalchemy import Connection, text
 from models.clock import now
 from models.status import EventStatus, TaskStatus
 from tasks import rings
-from tasks.kinds import DUE_AT
+from tasks.keys import UNDONE
+from tasks.kinds import TIME
+from tasks.registry import handlers
 from tasks.views import UnknownTask
 
 MOST_RINGS: Final = 20
+MOST_AHEAD: Final = 1000
 T = TypeVar("T")
 
 
@@ -36,6 +40,7 @@ class ShownTask:
     priority: int
     idempotency_key: str | None
     partition_key: str | None
+    key_seq: int | None
     attempt_count: int
     max_attempts: int
     next_retry_at: datetime | None
@@ -57,6 +62,7 @@ class ShownTask:
         """The task in the JSON of the seeds: flat, with `retry` besides; it can be submitted again as it stands."""
         shown = {to_camel(field.name): getattr(self, field.name) for field in fields(self)}
         del shown["leaseToken"]  # a right to write is nobody's to see
+        del shown["keySeq"]  # says nothing outside the ledger
         key = {"idempotencyKey": self.idempotency_key} if self.idempotency_key is not None else {}
         retry = {"count": self.attempt_count, "max": self.max_attempts, "nextAttemptAt": self.next_retry_at}
         return {**shown, "taskId": str(self.task_id), "context": {**self.context, **key}, "retry": retry}
@@ -114,6 +120,16 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocker:
+    """What stands before it in its partition key: the nearest, and how many there are in all, up to a ceiling."""
+
+    task_id: uuid.UUID
+    type: str
+    status: TaskStatus
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True)
 class Details:
     """All of it, as it was at `now`."""
 
@@ -123,6 +139,7 @@ class Details:
     rings: list[UnsentRing]
     audits: list[Audit]
     pause: Pause | None
+    blocker: Blocker | None
     now: datetime
 
 
@@ -142,9 +159,19 @@ PAUSE: Final = text(f"SELECT {_columns(Pause)} FROM queue_pause WHERE queue = :q
 RINGS: Final = text(f"""
     SELECT {_columns(UnsentRing)} FROM outbox_event
     WHERE destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL
-      AND ({DUE_AT} <= :now OR {DUE_AT} = ANY(CAST(:times AS timestamptz[])))
+      AND ({TIME} <= :now OR {TIME} = ANY(CAST(:times AS timestamptz[])))
       AND payload @> jsonb_build_object('ids', jsonb_build_array(CAST(:id AS text)))
     ORDER BY id LIMIT {MOST_RINGS}
+""")
+
+
+# blocker: the first of its key that is not done, and how many are before this one.
+BLOCKER: Final = text(f"""
+    SELECT id, type, status, count(*) OVER () FROM (
+        SELECT id, type, status, key_seq FROM ingest_task
+        WHERE partition_key = :key AND key_seq < :seq AND {UNDONE} AND NOT (status = 'DEAD' AND type = ANY(:skipping))
+        ORDER BY key_seq LIMIT {MOST_AHEAD}) AS ahead
+    ORDER BY key_seq LIMIT 1
 """)
 
 
@@ -166,5 +193,15 @@ def details(connection: Connection, task_id: uuid.UUID) -> Details:
         [UnsentRing(*row) for row in connection.execute(RINGS, unsent)],
         [Audit(*row) for row in connection.execute(AUDITS, {"id": task_id})],
         Pause(*pause) if pause else None,
+        _blocker(connection, task),
         at,
     )
+
+
+def _blocker(connection: Connection, task: ShownTask) -> Blocker | None:
+    if task.partition_key is None or task.status not in (TaskStatus.QUEUED, TaskStatus.RETRYING):
+        return None
+    skipping = [type for type, handler in handlers().items() if handler.skip_dead]
+    values = {"key": task.partition_key, "seq": task.key_seq, "skipping": skipping}
+    found = connection.execute(BLOCKER, values).one_or_none()
+    return Blocker(*found) if found else None

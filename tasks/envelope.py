@@ -69,7 +69,7 @@ class NewTask:
     queue: str | None = None  # None: its handler's
     priority: int = 5  # 9 is the most urgent
     run_at: datetime | timedelta | None = None  # a time, or how long from now
-    partition_key: str | None = None
+    partition_key: str | None = None  # tasks of one key run one after the other, in the order of their commits
     max_attempts: int | None = None  # None: its handler's, or INGEST_MAX_ATTEMPTS
     context: Mapping[str, Any] = field(default_factory=dict)
     notify: str | None = None
@@ -98,7 +98,7 @@ def checked(new: NewTask) -> Checked:
         known = ", ".join(current.ingest_queues)
         raise UnknownQueue(f"There is no queue {queue!r} for tasks. Known: {known}. INGEST_QUEUES names them.")
     if new.partition_key is not None:
-        raise BadTask("Partition keys are not there yet.")
+        _check_key(new.partition_key, "A partition key")
     if not _is_within(new.priority, LOWEST_PRIORITY, HIGHEST_PRIORITY):
         raise BadTask(f"The priority is {new.priority!r}, and it must be between 0 and 9.")
     if new.key is not None:
@@ -123,9 +123,9 @@ def checked(new: NewTask) -> Checked:
     )
 
 
-def _check_key(key: str) -> None:
+def _check_key(key: str, what: str = "A key") -> None:
     if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or NOT_IN_A_KEY.search(key):
-        raise BadTask(f"A key is text of 1 to {KEY_LIMIT} characters without control characters.")
+        raise BadTask(f"{what} is text of 1 to {KEY_LIMIT} characters without control characters.")
 
 
 def _is_within(number: int, least: int, most: int) -> bool:

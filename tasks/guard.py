@@ -11,7 +11,8 @@ the old holder still wants to write is refused and audited.
 A delivered id that is not claimed is SKIPPED (running, final, taken by somebody else at this moment, or unknown),
 NOT_DUE, or UNHANDLED (no handler here: a rolling deploy; it is rung again later and burns nothing). Own ids come first;
 what remains of the batch is filled with other due tasks of the same queue and type (P7). A claim holds one kind (P4),
-and a task that must run alone (P5) is a kind of its own: `left` are the ids for the next claim.
+and a task that must run alone (P5) is a kind of its own: `left` are the ids for the next claim. Tasks with a partition
+key are KEYED: `tasks/keys.py` claims those whose turn it is.
 
 For transactional handlers the claim is committed asynchronously (P15): if the server loses it in a crash, their effects
 are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for.
@@ -23,24 +24,32 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection
 
 from models.arrays import array
 from models.errors import Misuse
 from models.prepared import Prepared
+from tasks.kinds import DUE_AT, OPEN, TIME
 from tasks.registry import Handler
 from tasks.task import Task
 
-_OPEN: Final = "status IN ('QUEUED', 'RETRYING')"
-_DUE: Final = "coalesce(next_retry_at, '-infinity') <= (SELECT at FROM clock)"
+DUE: Final = f"{TIME} <= (SELECT at FROM clock)"
 
-# claim: QUEUED|RETRYING and due → RUNNING under a fresh lease, each with its transition; own ids first, then others of
-# their kind that are due, skipping what others are locking.
-CLAIM: Final = Prepared(f"""
+# What a task is to its handler, in the order of `Task`.
+COLUMNS: Final = """id, type, payload, nullif(context, '{}') AS context, queue, priority, attempt_count, max_attempts,
+                  idempotency_key, next_retry_at, created_at, partition_key, key_seq"""
+
+
+def claim_statement(choose: str, *, verdict: str) -> Prepared:
+    """QUEUED|RETRYING and due → RUNNING under a fresh lease, each with its transition; the others with a verdict.
+
+    `choose` makes `kind` of `own`, then `mine` (own ids of that kind, at most a batch), and locks `held`.
+    """
+    return Prepared(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     given AS MATERIALIZED (
         SELECT id, min(place) AS place
@@ -49,33 +58,15 @@ CLAIM: Final = Prepared(f"""
         SELECT * FROM unnest(CAST(:types AS text[]), CAST(:batches AS integer[]), CAST(:relaxed AS boolean[]))
                       AS known(type, batch, relaxed)),
     own AS MATERIALIZED (
-        SELECT id, place, type, queue, priority, isolated, rung_at, {_OPEN} AS open, {_DUE} AS due, known.batch,
-               known.relaxed
+        SELECT id, place, type, queue, priority, isolated, rung_at, {OPEN} AS open, {DUE} AS due, known.batch,
+               known.relaxed, partition_key, key_seq
         FROM given LEFT JOIN LATERAL (
-            SELECT type, queue, priority, isolated, rung_at, status, next_retry_at
+            SELECT type, queue, priority, isolated, rung_at, status, next_retry_at, partition_key, key_seq
             FROM ingest_task WHERE id = given.id OFFSET 0) AS task ON true
         LEFT JOIN known USING (type)),
-    kind AS MATERIALIZED (
-        SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
-        FROM own WHERE open AND due AND batch IS NOT NULL ORDER BY isolated, place LIMIT 1),
+    {choose},
     relaxed AS MATERIALIZED (
         SELECT set_config('synchronous_commit', 'off', true) FROM kind WHERE relaxed),
-    mine AS MATERIALIZED (
-        SELECT own.id, own.rung_at FROM own JOIN kind USING (type, queue, priority, isolated) WHERE open AND due
-        ORDER BY place LIMIT (SELECT most FROM kind)),
-    others AS MATERIALIZED (
-        SELECT task.id FROM kind CROSS JOIN LATERAL (
-            SELECT id FROM ingest_task
-            WHERE queue = kind.queue AND type = kind.type AND {_OPEN} AND {_DUE} AND NOT isolated
-              AND id <> ALL(CAST(:ids AS uuid[]))
-            ORDER BY coalesce(next_retry_at, '-infinity'), id
-            LIMIT (SELECT kind.most - count(*) FROM mine) FOR NO KEY UPDATE SKIP LOCKED) AS task
-        WHERE NOT kind.isolated AND (SELECT count(*) FROM mine) < kind.most),
-    held AS MATERIALIZED (
-        SELECT task.* FROM (SELECT id FROM mine UNION ALL SELECT id FROM others ORDER BY id) AS wanted
-        CROSS JOIN LATERAL (
-            SELECT id, status, attempt_count FROM ingest_task
-            WHERE id = wanted.id AND {_OPEN} AND {_DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task),
     lease AS (
         INSERT INTO task_lease (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, rung_at)
         SELECT CAST(:token AS uuid), CAST(:holder AS text), clock.at + make_interval(secs => :lease_seconds),
@@ -88,16 +79,42 @@ CLAIM: Final = Prepared(f"""
         UPDATE ingest_task
         SET status = 'RUNNING', lease_token = CAST(:token AS uuid), updated_at = (SELECT at FROM clock)
         WHERE id = ANY(ARRAY(SELECT id FROM held))
-        RETURNING id, type, payload, context, queue, priority, attempt_count, max_attempts, idempotency_key,
-                  next_retry_at, created_at)
+        RETURNING {COLUMNS})
     SELECT run.*, 'RUN' AS verdict FROM run LEFT JOIN relaxed ON true
     UNION ALL
-    (SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL,
+    (SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
             CASE WHEN NOT coalesce(open, false) THEN 'SKIPPED' WHEN NOT due THEN 'NOT_DUE'
-                 WHEN batch IS NULL THEN 'UNHANDLED'
+                 WHEN batch IS NULL THEN 'UNHANDLED' {verdict}
                  WHEN own.id IN (SELECT id FROM mine) THEN 'SKIPPED' ELSE 'LEFT' END
      FROM own WHERE own.id NOT IN (SELECT id FROM held) ORDER BY place)
-""")
+    """)
+
+
+# claim: own ids first, then others of their kind that are due, skipping what others are locking.
+CLAIM: Final = claim_statement(
+    f"""
+    kind AS MATERIALIZED (
+        SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
+        FROM own WHERE open AND due AND partition_key IS NULL AND batch IS NOT NULL
+        ORDER BY isolated, place LIMIT 1),
+    mine AS MATERIALIZED (
+        SELECT own.id, own.rung_at FROM own JOIN kind USING (type, queue, priority, isolated)
+        WHERE open AND due AND partition_key IS NULL ORDER BY place LIMIT (SELECT most FROM kind)),
+    others AS MATERIALIZED (
+        SELECT task.id FROM kind CROSS JOIN LATERAL (
+            SELECT id FROM ingest_task
+            WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND NOT isolated
+              AND {DUE_AT} <= (SELECT at FROM clock) AND id <> ALL(CAST(:ids AS uuid[]))
+            ORDER BY {DUE_AT}, id
+            LIMIT (SELECT kind.most - count(*) FROM mine) FOR NO KEY UPDATE SKIP LOCKED) AS task
+        WHERE NOT kind.isolated AND (SELECT count(*) FROM mine) < kind.most),
+    held AS MATERIALIZED (
+        SELECT task.* FROM (SELECT id FROM mine UNION ALL SELECT id FROM others ORDER BY id) AS wanted
+        CROSS JOIN LATERAL (
+            SELECT id, status, attempt_count FROM ingest_task
+            WHERE id = wanted.id AND {OPEN} AND {DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task)""",
+    verdict="WHEN partition_key IS NOT NULL THEN 'KEYED'",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +128,8 @@ class Claim:
     not_due: list[uuid.UUID] = field(default_factory=list)
     unhandled: list[uuid.UUID] = field(default_factory=list)
     left: list[uuid.UUID] = field(default_factory=list)
+    keyed: list[uuid.UUID] = field(default_factory=list)  # they wait for their turn, too
+    next_in_line: list[uuid.UUID] = field(default_factory=list)  # whose turn comes when what runs now is done
 
 
 def claim(
@@ -120,6 +139,8 @@ def claim(
     handlers: Mapping[str, Handler],
     holder: str,
     lease_seconds: float,
+    statement: Prepared = CLAIM,
+    **more: Any,
 ) -> Claim:
     """Claim a batch and commit."""
     if connection.in_transaction():
@@ -134,14 +155,24 @@ def claim(
         "token": token,
         "holder": holder,
         "lease_seconds": lease_seconds,
+        **more,
     }
-    rows = CLAIM.execute(connection, values).all()
+    rows = statement.execute(connection, values).all()
     connection.commit()
-    found = Claim(token, deadline)
+    return _sorted(Claim(token, deadline), rows)
+
+
+def task_of(columns: Sequence[Any]) -> Task:
+    """From a row of COLUMNS."""
+    id_, type, payload, context, *rest = columns
+    return Task(id_, type, payload, context or {}, *rest)
+
+
+def _sorted(found: Claim, rows: Iterable[Sequence[Any]]) -> Claim:
     for *columns, verdict in rows:
         match verdict:
             case "RUN":
-                found.tasks.append(Task(*columns))
+                found.tasks.append(task_of(columns))
             case "SKIPPED":
                 found.skipped.append(columns[0])
             case "NOT_DUE":
@@ -150,4 +181,8 @@ def claim(
                 found.unhandled.append(columns[0])
             case "LEFT":
                 found.left.append(columns[0])
+            case "KEYED":
+                found.keyed.append(columns[0])
+            case "NEXT":
+                found.next_in_line.append(columns[0])
     return found

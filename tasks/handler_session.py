@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
-from sqlalchemy import Engine
+from sqlalchemy import Engine, TextClause
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -80,8 +80,15 @@ class HandlerSession(Session):
         raise TransactionMisused
 
     def begin_batch(self) -> None:
-        self.execute(BEGIN_BATCH)
-        self._driver: Any = self.connection().connection.dbapi_connection
+        self._plain = self.connection()
+        self._plain.execute(BEGIN_BATCH)
+        self._driver: Any = self._plain.connection.dbapi_connection
+
+    def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
+        """`text` goes straight to the connection, where the session would send it after a long look at it."""
+        if type(statement) is TextClause and not options and self.is_active and not self.in_nested_transaction():
+            return self._plain.execute(statement, params)
+        return super().execute(statement, params, **options)
 
     def take_stock(self) -> None:
         """After a handler: what the ORM still holds is its doing, and so is what became of the transaction."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Engine, text
@@ -22,16 +22,18 @@ import settings
 from failpoint import failpoint
 from models.engine import at_once
 from outbox.lease import connection_of
-from tasks import guard, rings
+from tasks import guard, keys, rings
 from tasks.actor import actor
 from tasks.batch import Batch
 from tasks.counting import count
+from tasks.guard import Claim
 from tasks.registry import find, handlers
 
 RING_AGAIN_SECONDS: Final = 30.0
+Id = str | uuid.UUID
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
-# ring_later: for tasks that nobody here can run; no attempt, no transition (P7).
+# ring_later: for tasks that nobody here can run now; no attempt, no transition (P7).
 RING_LATER: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     held AS MATERIALIZED (
@@ -47,32 +49,38 @@ RING_LATER: Final = text(f"""
 
 
 def ingest(engine: Engine, ids: Sequence[Any]) -> None:
-    """Run what may run of these tasks."""
+    """Run what may run of these tasks: first those that wait for nobody, then those with a partition key."""
+    keyed = _claim_and_run(engine, _known(ids), guard.claim)
+    _claim_and_run(engine, keyed, keys.claim_keyed)
+
+
+def _claim_and_run(engine: Engine, ids: Sequence[Id], claim: Callable[..., Claim]) -> list[uuid.UUID]:
+    """Batch by batch; returns the ids that another kind of claim is for."""
     current = settings.current()
-    wanted: Sequence[str | uuid.UUID] = _known(ids)
-    while wanted:
+    keyed: list[uuid.UUID] = []
+    while ids:
         with at_once(engine) as connection:
-            claim = guard.claim(
-                connection,
-                wanted,
-                handlers=handlers(),
-                holder=actor(),
-                lease_seconds=current.ingest_lease_seconds,
+            claimed = claim(
+                connection, ids, handlers=handlers(), holder=actor(), lease_seconds=current.ingest_lease_seconds
             )
         failpoint("ingest.after_claim")
-        count("skipped", len(claim.skipped))
-        count("not_due", len(claim.not_due))
-        if claim.unhandled:
-            _ring_later(engine, claim.unhandled)
-        if claim.tasks:
-            Batch(engine, claim, find(claim.tasks[0].type), current).run()
-        wanted = claim.left
+        count("skipped", len(claimed.skipped))
+        count("not_due", len(claimed.not_due))
+        _ring_later(engine, claimed.unhandled, RING_AGAIN_SECONDS)
+        _ring_later(engine, claimed.next_in_line, keys.NEXT_SECONDS)
+        if claimed.tasks:
+            Batch(engine, claimed, find(claimed.tasks[0].type), current).run()
+        keyed += claimed.keyed
+        ids = claimed.left
+    return keyed
 
 
-def _ring_later(engine: Engine, ids: Sequence[uuid.UUID]) -> None:
-    """A rolling deploy: another worker may know their type, or this one tomorrow."""
+def _ring_later(engine: Engine, ids: Sequence[uuid.UUID], seconds: float) -> None:
+    """A rolling deploy: another worker may know their type, or this one tomorrow. Or their turn is about to come."""
+    if not ids:
+        return
     with Session(engine) as db:
-        values = {"ids": list(ids), "seconds": RING_AGAIN_SECONDS, **rings.ring_values(db, ())}
+        values = {"ids": list(ids), "seconds": seconds, **rings.ring_values(db, ())}
         connection_of(db).execute(RING_LATER, values)
         db.commit()
 

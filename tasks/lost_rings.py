@@ -11,10 +11,10 @@ are not rung again.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
@@ -22,6 +22,9 @@ from sqlalchemy.orm import Session
 from outbox.lease import connection_of
 from settings import Settings
 from tasks import rings
+from tasks.keys import STANDS, UNDONE, skipping
+from tasks.kinds import DUE_AT, KINDS, OPEN, TIME
+from tasks.registry import handlers
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
 
@@ -35,28 +38,8 @@ OBSERVE: Final = text("""
     WHERE horizon.seen_at <= excluded.seen_at - make_interval(secs => :grace)
 """)
 
-# kinds: the (queue, type) of open tasks, found by hopping from one to the next in the index.
-_KINDS: Final = """
-    kind (queue, type) AS (
-        (SELECT queue, type FROM ingest_task WHERE status IN ('QUEUED', 'RETRYING') ORDER BY queue, type LIMIT 1)
-        UNION ALL
-        SELECT next.queue, next.type FROM kind CROSS JOIN LATERAL (
-            SELECT queue, type FROM ingest_task
-            WHERE status IN ('QUEUED', 'RETRYING') AND (queue, type) > (kind.queue, kind.type)
-            ORDER BY queue, type LIMIT 1) AS next)"""
-
-# suspects: due, rung longer ago than its grace, no ring of that age waits in the outbox; of each kind the first few.
-SUSPECTS: Final = text(f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {_KINDS}
-    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at
-    FROM kind CROSS JOIN LATERAL (
-        SELECT id, queue, priority, next_retry_at, created_at, updated_at, coalesce(rung_at, created_at) AS rung_at
-        FROM ingest_task
-        WHERE queue = kind.queue AND type = kind.type AND status IN ('QUEUED', 'RETRYING')
-          AND coalesce(next_retry_at, '-infinity') <= (SELECT at FROM clock)
-        ORDER BY coalesce(next_retry_at, '-infinity'), id LIMIT :most) AS task
-    LEFT JOIN ring_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority
-    WHERE task.rung_at + make_interval(secs => :grace)
+# Rung longer ago than its grace, and no ring of that age waits in the outbox.
+_SUSPECT: Final = f"""task.rung_at + make_interval(secs => :grace)
           + greatest(task.rung_at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0')
           <= (SELECT at FROM clock)
       AND NOT EXISTS (
@@ -64,7 +47,40 @@ SUSPECTS: Final = text(f"""
         WHERE e.destination = '{rings.RING}' || task.queue
           AND e.status IN ('NEW', 'RETRYING') AND e.ordering_key IS NULL
           AND coalesce(e.next_retry_at, '-infinity') <= (SELECT at FROM clock)
-          AND greatest(e.created_at, e.next_retry_at) <= (SELECT at FROM clock) - make_interval(secs => :grace))
+          AND greatest(e.created_at, e.next_retry_at) <= (SELECT at FROM clock) - make_interval(secs => :grace))"""
+_COLUMNS: Final = """id, queue, priority, status, next_retry_at, created_at, updated_at,
+               coalesce(rung_at, created_at) AS rung_at"""
+_HORIZON: Final = """
+    LEFT JOIN ring_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority"""
+
+# suspects: of each kind the first few that are due.
+SUSPECTS: Final = text(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {KINDS}
+    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at
+    FROM kind CROSS JOIN LATERAL (
+        SELECT {_COLUMNS} FROM ingest_task
+        WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
+        ORDER BY {DUE_AT}, id LIMIT :most) AS task {_HORIZON}
+    WHERE {_SUSPECT}
+""")
+# keyed_suspects: of each partition key the first, if it is due. From a key on, as many as we look at in one tick; the
+# last column of each row is its key, also for those that are no suspects.
+KEYED_SUSPECTS: Final = text(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    key (partition_key, number) AS (
+        (SELECT partition_key, 1 FROM ingest_task WHERE partition_key > :after AND {UNDONE}
+         ORDER BY partition_key LIMIT 1)
+        UNION ALL
+        SELECT next.partition_key, number + 1 FROM key CROSS JOIN LATERAL (
+            SELECT partition_key FROM ingest_task WHERE partition_key > key.partition_key AND {UNDONE}
+            ORDER BY partition_key LIMIT 1) AS next WHERE number < :most),
+    head AS MATERIALIZED (
+        SELECT task.*, key.partition_key FROM key CROSS JOIN LATERAL (
+            SELECT {_COLUMNS} FROM ingest_task WHERE partition_key = key.partition_key AND {STANDS}
+            ORDER BY key_seq LIMIT 1) AS task)
+    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, task.partition_key,
+           {OPEN} AND {TIME} <= (SELECT at FROM clock) AND {_SUSPECT}
+    FROM head AS task {_HORIZON} ORDER BY task.partition_key
 """)
 
 # ring_again: a new ring for tasks that still wait.
@@ -103,12 +119,25 @@ def ring_again(engine: Engine, settings: Settings, *, depths: Depths) -> int:
         db.execute(OBSERVE, {"grace": grace})
         values = {"grace": grace, "most": settings.ingest_reclaim_batch_size}
         suspects = [Suspect(*row) for row in db.execute(SUSPECTS, values)]
+        suspects += _of_keys(db, values)
         db.commit()
     if not suspects:
         return 0
     waiting = depths({suspect.queue for suspect in suspects})
     lost = [one for one in suspects if not waiting[one.queue] or one.was_overtaken]
     return ring(engine, [suspect.id for suspect in lost], {suspect.queue for suspect in lost})
+
+
+def _of_keys(db: Session, values: Mapping[str, Any]) -> list[Suspect]:
+    """The next so many keys each time, and from the first again after the last."""
+    after = _looked_up_to.pop("key", "")
+    rows = db.execute(KEYED_SUSPECTS, {**values, "after": after, "skipping": skipping(handlers())}).all()
+    if len(rows) >= values["most"]:
+        _looked_up_to["key"] = rows[-1].partition_key
+    return [Suspect(*row[:4]) for row in rows if row[-1]]
+
+
+_looked_up_to: Final[dict[str, str]] = {}  # of this process; forgetting it costs a look
 
 
 def ring(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int:

@@ -21,26 +21,28 @@ from sqlalchemy.orm import Session
 from models.clock import now
 from outbox.lease import connection_of
 from tasks import rings
-from tasks.kinds import DUE_AT, KINDS, OPEN
+from tasks.kinds import DUE_AT, KINDS, OPEN, TIME
 from tasks.registry import DEFAULT_BATCH, handlers
 
 PAGE: Final = 1000
+# Also tasks with a partition key, which lie behind all others; the guard knows whose turn it is.
+_DUE: Final = f"({DUE_AT} <= :until OR {DUE_AT} = 'infinity') AND {TIME} <= :until"
 
 DUE_KINDS: Final = text(f"""
     WITH RECURSIVE {KINDS}
     SELECT queue, type FROM kind
     WHERE EXISTS (SELECT FROM ingest_task task WHERE task.queue = kind.queue AND task.type = kind.type
-                  AND {OPEN} AND {DUE_AT} <= :until)
+                  AND {OPEN} AND {_DUE})
 """)
 DUE_COUNT: Final = text(f"""
-    SELECT count(*) FROM ingest_task WHERE queue = :queue AND type = :type AND {OPEN} AND {DUE_AT} <= :until
+    SELECT count(*) FROM ingest_task WHERE queue = :queue AND type = :type AND {OPEN} AND {_DUE}
 """)
 # ring_page: a new ring for every task of a page that still waits; due tasks of one kind, the longest due first.
 RING_PAGE: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     page AS MATERIALIZED (
         SELECT id, {DUE_AT} AS due FROM ingest_task
-        WHERE queue = :queue AND type = :type AND {OPEN} AND {DUE_AT} <= :until AND updated_at <= :until
+        WHERE queue = :queue AND type = :type AND {OPEN} AND {_DUE} AND updated_at <= :until
           AND ({DUE_AT}, id) > (:due, :id)
         ORDER BY {DUE_AT}, id LIMIT :page),
     held AS MATERIALIZED (

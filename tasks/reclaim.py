@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 import metrics
 from settings import Settings
+from tasks.guard import COLUMNS, task_of
 from tasks.outcomes import ErrorCode, Failure, Retry
 from tasks.registry import Handler, handlers
 from tasks.settle import Settlement
@@ -34,14 +35,13 @@ OF_HOLDERS: Final = text("""
     WHERE holder = ANY(CAST(:holders AS text[])) ORDER BY token LIMIT :leases FOR UPDATE SKIP LOCKED
 """)
 # running: what is still held under these tokens.
-RUNNING: Final = text("""
-    SELECT lease_token, id, type, payload, context, queue, priority, attempt_count, max_attempts, idempotency_key,
-           next_retry_at, created_at
+RUNNING: Final = text(f"""
+    SELECT lease_token, {COLUMNS}
     FROM ingest_task
     WHERE id IN (SELECT unnest(task_ids) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])))
       AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
     ORDER BY id
-""")
+""")  # noqa: S608 - a literal of ours
 END_LEASES: Final = text("DELETE FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))")
 
 # give_time: whoever was kept from renewing gets one lease more.
@@ -95,7 +95,7 @@ def _take_over_some(db: Session, settings: Settings, holders: Sequence[str] | No
     tokens = [lease.token for lease in leases]
     running: dict[uuid.UUID, list[Task]] = {token: [] for token in tokens}
     for token, *columns in db.execute(RUNNING, {"tokens": tokens}):
-        running[token].append(Task(*columns))
+        running[token].append(task_of(columns))
     charged = isolated = 0
     for lease in leases:
         tasks = running[lease.token]

@@ -63,6 +63,7 @@ class Handler:
     backoff: tuple[float, ...] | None = None  # seconds after each failure, the last one again and again
     retriable: Errors = ()
     permanent: Errors = ()
+    skip_dead: bool = False  # a DEAD task does not hold up the others of its partition key
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS  # the handler gets an exception
     hard_limit_seconds: float = SOFT_LIMIT_SECONDS + HARD_AFTER_SOFT_SECONDS  # its process is killed
 
@@ -93,6 +94,7 @@ def handler(
     backoff: Sequence[float] | None = None,
     retriable: Sequence[ErrorClass] = (),
     permanent: Sequence[ErrorClass] = (),
+    skip_dead: bool = False,
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS,
     hard_limit_seconds: float | None = None,
 ) -> Callable[[Function], Function]:
@@ -103,7 +105,7 @@ def handler(
         made = Handler(
             type, function, transactional, many, batch, queue, max_attempts,
             tuple(backoff) if backoff is not None else None, tuple(retriable), tuple(permanent),
-            soft_limit_seconds, hard,
+            skip_dead, soft_limit_seconds, hard,
         )  # fmt: skip
         _check(made)
         _registered[type] = made

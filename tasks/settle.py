@@ -9,6 +9,8 @@
     Released    RUNNING → QUEUED, with its ring
     Isolated    RUNNING → RETRYING, due at once, with a ring of its own
 
+A final state of a task with a partition key rings for whoever is first of that key now.
+
 A task whose lease is lost is in none of the answers: nothing is written for it but an audit (P2). Nobody commits here.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import metrics
 from models.arrays import array
@@ -26,18 +28,23 @@ from outbox.lease import Db, connection_of
 from settings import Settings
 from tasks import rings
 from tasks.actor import actor
+from tasks.keys import skipping
 from tasks.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
-from tasks.registry import Handler
+from tasks.registry import Handler, handlers
 from tasks.settle_statements import (
     AUDIT,
     DEAD,
+    DEAD_SKIPPED,
     DISCARD,
+    DISCARD_KEYED,
     ISOLATE,
     RELEASE,
     RETRY,
     SNOOZE,
     SUCCEED,
     SUCCEED_IN_BATCH,
+    SUCCEED_KEYED,
+    SUCCEED_KEYED_IN_BATCH,
 )
 from tasks.task import Task
 
@@ -63,9 +70,7 @@ class Settlement:
             groups.setdefault(type(final), []).append((task, final))
         settled: dict[uuid.UUID, Outcome] = {}
         for group in groups.values():
-            statement, columns = self._statement(group)
-            if in_batch and statement is SUCCEED:
-                statement = SUCCEED_IN_BATCH
+            statement, columns = self._statement(group, in_batch=in_batch)
             values = {**columns, "is_last": is_last and not settled}  # the lease before all tasks
             ids = self._execute(db, statement, [task for task, _ in group], values)
             settled |= {task.id: final for task, final in group if ids is None or task.id in ids}
@@ -102,21 +107,25 @@ class Settlement:
             return Dead(outcome.failure)
         return outcome
 
-    def _statement(self, group: Sequence[tuple[Task, Any]]) -> tuple[Prepared, Columns]:  # noqa: PLR0911 - one each
+    def _statement(self, group: Sequence[tuple[Task, Any]], *, in_batch: bool) -> tuple[Prepared, Columns]:  # noqa: PLR0911 - one each
         """One statement for outcomes of one kind, and what it needs to know of each."""
         outcomes = [outcome for _, outcome in group]
+        is_keyed = any(task.partition_key is not None for task, _ in group)
+        keyed = {"skipping": skipping(handlers())} if is_keyed else {}
         match outcomes[0]:
             case Succeeded():
-                return SUCCEED, {"result": array(outcome.written for outcome in outcomes)}
+                statement = _SUCCEEDING[is_keyed, in_batch]
+                return statement, {"result": array(outcome.written for outcome in outcomes), **keyed}
             case Retry():
                 return RETRY, {**_errors(outcomes), "wait_ms": array(self._wait_ms(task) for task, _ in group)}
             case Dead():
                 queue = self.settings.ingest_dlq_queue
-                return DEAD, {**_errors(outcomes), "dead_letters": f"{rings.RING}{queue}" if queue else ""}
+                columns = {**_errors(outcomes), "dead_letters": f"{rings.RING}{queue}" if queue else ""}
+                return (DEAD_SKIPPED, columns | keyed) if is_keyed and self.handler.skip_dead else (DEAD, columns)
             case Snoozed():
                 return SNOOZE, {**_reasons(outcomes), "wait_ms": array(outcome.seconds * 1000 for outcome in outcomes)}
             case Discarded():
-                return DISCARD, _reasons(outcomes)
+                return (DISCARD_KEYED, {**_reasons(outcomes), **keyed}) if is_keyed else (DISCARD, _reasons(outcomes))
             case Released():
                 return RELEASE, _reasons(outcomes)
             case _:
@@ -132,6 +141,14 @@ class Settlement:
             cap_ms=self.settings.ingest_retry_max_backoff_ms,
             jitter=self.settings.ingest_retry_jitter,
         )
+
+
+_SUCCEEDING: Final = {  # with partition keys, in a batch
+    (False, False): SUCCEED,
+    (False, True): SUCCEED_IN_BATCH,
+    (True, False): SUCCEED_KEYED,
+    (True, True): SUCCEED_KEYED_IN_BATCH,
+}
 
 
 def _errors(outcomes: Sequence[Retry | Dead]) -> Columns:

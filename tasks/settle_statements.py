@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy import text
 
 from models.prepared import Prepared
-from tasks import rings
+from tasks import keys, rings
 
 _ERRORS: Final = "last_error = given.last_error, error_message = given.error_message, error_code = given.error_code"
 _NO_ERRORS: Final = "last_error = NULL, error_message = NULL, error_code = NULL"
@@ -45,7 +45,7 @@ def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, be
             SET status = '{to}', lease_token = NULL, updated_at = {_NOW}, {changes}
             FROM held AS given WHERE task.id = given.id AND task.id = ANY(ARRAY(SELECT id FROM held))
             RETURNING task.id, task.type, task.queue, task.priority, task.isolated, task.attempt_count,
-                      task.next_retry_at, task.notify, task.error_code, task.error_message),
+                      task.next_retry_at, task.notify, task.error_code, task.error_message, task.partition_key),
         told AS (
             INSERT INTO ingest_task_transition
                 (task_id, from_status, to_status, attempt_count, message, actor, created_at)
@@ -84,23 +84,34 @@ BEGIN_BATCH: Final = text("""
 """)
 NO_SUCH_CURSOR: Final = "34000"
 
+# Of a final state: nothing else; or, where tasks have partition keys, a ring for whoever is first there now (P9).
+_ENDED: Final = f" {_IDS}, '[]'::jsonb"
+_PASSED_ON: Final = f""",
+        {keys.freed("done")},
+        marked AS (UPDATE ingest_task task SET rung_at = {_NOW} FROM freed WHERE task.id = freed.id),
+        {rings.rung("freed")}
+        {_IDS}, ours FROM rings"""
+
 _SUCCEED: Final[dict[str, str]] = {
     "arrays": "result text",
     "to": "SUCCEEDED",
     "changes": f"finished_at = (SELECT at FROM clock), next_retry_at = NULL, {_NO_ERRORS}, "
     "result = CAST(given.result AS jsonb)",
     "message": "NULL",
-    "then": f"{_final('SUCCEEDED')} {_IDS}, '[]'::jsonb",
 }
-SUCCEED: Final = _settling(**_SUCCEED)
-SUCCEED_IN_BATCH: Final = _settling(**_SUCCEED, before="CLOSE celeriac_batch;")
-DISCARD: Final = _settling(
-    arrays="why text",
-    to="DISCARDED",
-    changes=f"finished_at = (SELECT at FROM clock), {_NO_ERRORS}",
-    message="given.why",
-    then=f"{_final('DISCARDED')} {_IDS}, '[]'::jsonb",
-)
+_IN_BATCH: Final = "CLOSE celeriac_batch;"
+SUCCEED: Final = _settling(**_SUCCEED, then=_final("SUCCEEDED") + _ENDED)
+SUCCEED_IN_BATCH: Final = _settling(**_SUCCEED, then=_final("SUCCEEDED") + _ENDED, before=_IN_BATCH)
+SUCCEED_KEYED: Final = _settling(**_SUCCEED, then=_final("SUCCEEDED") + _PASSED_ON)
+SUCCEED_KEYED_IN_BATCH: Final = _settling(**_SUCCEED, then=_final("SUCCEEDED") + _PASSED_ON, before=_IN_BATCH)
+_DISCARD: Final[dict[str, str]] = {
+    "arrays": "why text",
+    "to": "DISCARDED",
+    "changes": f"finished_at = (SELECT at FROM clock), {_NO_ERRORS}",
+    "message": "given.why",
+}
+DISCARD: Final = _settling(**_DISCARD, then=_final("DISCARDED") + _ENDED)
+DISCARD_KEYED: Final = _settling(**_DISCARD, then=_final("DISCARDED") + _PASSED_ON)
 RETRY: Final = _settling(
     arrays="wait_ms float8, last_error text, error_message text, error_code text",
     to="RETRYING",
@@ -130,19 +141,20 @@ RELEASE: Final = _settling(
     message="given.why",
     then=_RUNG,
 )
-DEAD: Final = _settling(
-    arrays="last_error text, error_message text, error_code text",
-    to="DEAD",
-    changes=f"attempt_count = task.attempt_count + 1, {_ERRORS}, next_retry_at = NULL,"
+_DEAD: Final[dict[str, str]] = {
+    "arrays": "last_error text, error_message text, error_code text",
+    "to": "DEAD",
+    "changes": f"attempt_count = task.attempt_count + 1, {_ERRORS}, next_retry_at = NULL,"
     " finished_at = (SELECT at FROM clock)",
-    message="error_message",
-    then=f""",
+    "message": "error_message",
+}
+_LETTERED: Final = f""",
         lettered AS (
             INSERT INTO outbox_event (destination, payload, created_at)
             SELECT :dead_letters, jsonb_build_object('dead', id, 'errorCode', error_code), at
-            FROM done CROSS JOIN clock WHERE :dead_letters <> ''){_final("DEAD")}
-        {_IDS}, '[]'::jsonb""",
-)
+            FROM done CROSS JOIN clock WHERE :dead_letters <> ''){_final("DEAD")}"""
+DEAD: Final = _settling(**_DEAD, then=_LETTERED + _ENDED)
+DEAD_SKIPPED: Final = _settling(**_DEAD, then=_LETTERED + _PASSED_ON)  # its key goes on without it
 
 # audit: what a holder was refused; the lease ends here if nothing is left to be settled.
 AUDIT: Final = text("""

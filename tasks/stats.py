@@ -17,7 +17,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from models.status import TaskStatus
-from tasks.kinds import DUE_AT, KINDS, OPEN
+from tasks.kinds import DUE_AT, KINDS, OPEN, TIME
 from tasks.views import ListedTask, Wanted, listed
 
 CEILING: Final = 100_000
@@ -29,15 +29,23 @@ _NOW: Final = "(SELECT at FROM clock)"
 _BOTH: Final = """count(*) FILTER (WHERE status = 'QUEUED') AS queued,
                count(*) FILTER (WHERE status = 'RETRYING') AS retrying"""
 
-# open: by kind, what is due and what is scheduled; due since it may run, which is after a requeue later than creation.
+# open: by kind, what is due, what is scheduled, and what has a partition key, which may be either; due since it may
+# run, which is after a requeue later than creation.
 OPEN_KINDS: Final = text(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {KINDS}
-    SELECT queue, type, due.queued + later.queued AS queued, due.retrying + later.retrying AS retrying,
-           due.queued + due.retrying AS due, later.queued + later.retrying AS scheduled, {_NOW} - due.since AS oldest
+    SELECT queue, type, due.queued + later.queued + keyed.queued AS queued,
+           due.retrying + later.retrying + keyed.retrying AS retrying, due.queued + due.retrying + keyed.due AS due,
+           later.queued + later.retrying + keyed.queued + keyed.retrying - keyed.due AS scheduled,
+           {_NOW} - least(due.since, keyed.since) AS oldest
     FROM kind CROSS JOIN LATERAL (
         SELECT {_BOTH}, min(greatest(next_retry_at, updated_at)) AS since
         FROM ({_OF_KIND} <= {_NOW} ORDER BY {DUE_AT}, id LIMIT :ceiling) AS found) AS due
-    CROSS JOIN LATERAL (SELECT {_BOTH} FROM ({_OF_KIND} > {_NOW} LIMIT :ceiling) AS found) AS later
+    CROSS JOIN LATERAL (
+        SELECT {_BOTH} FROM ({_OF_KIND} > {_NOW} AND {DUE_AT} < 'infinity' LIMIT :ceiling) AS found) AS later
+    CROSS JOIN LATERAL (
+        SELECT {_BOTH}, count(*) FILTER (WHERE {TIME} <= {_NOW}) AS due,
+               min(greatest(next_retry_at, updated_at)) FILTER (WHERE {TIME} <= {_NOW}) AS since
+        FROM ({_OF_KIND} = 'infinity' LIMIT :ceiling) AS found) AS keyed
 """)
 RUNNING: Final = text("""
     SELECT task.queue, task.type, count(*) FROM task_lease lease

@@ -9,7 +9,8 @@ calls equal (jsonb). A thousand tasks are one round trip, and one ring per handl
 
 Whoever submits a key that another transaction is submitting waits for its end, and then meets its task, or nothing if
 it was rolled back. `submit_many` goes through its keys in one order, whatever the order of its tasks (P14); two
-transactions that call `submit` several times must take care of theirs.
+transactions that call `submit` several times must take care of theirs. The same is true of partition keys: whoever
+submits to one waits for the commit of whoever did so before, so that the order of a key is the order of commits (P9).
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -40,7 +41,8 @@ CHUNK: Final = 1000
 SUBMIT_ONE: Final = Prepared("""
     SELECT created, status, same, ring, stamp
     FROM ingest_submit_task(:id, :type, :payload, :context, :queue, :priority, :key, :max_attempts, :run_at,
-                            :delay_seconds, :notify, :actor, :batch, :ring_holder, :ring_token, :ring_seconds)
+                            :delay_seconds, :notify, :actor, :batch, :ring_holder, :ring_token, :ring_seconds,
+                            :partition_key)
 """)
 
 # submit: → QUEUED, with its first transition and its ring; ids that exist are left alone, those of pruned tasks too.
@@ -51,15 +53,24 @@ SUBMIT: Final = text(f"""
         FROM unnest(CAST(:id AS uuid[]), CAST(:type AS text[]), CAST(:payload AS jsonb[]), CAST(:context AS jsonb[]),
                     CAST(:queue AS text[]), CAST(:priority AS smallint[]), CAST(:key AS text[]),
                     CAST(:max_attempts AS integer[]), CAST(:run_at AS timestamptz[]),
-                    CAST(:delay_seconds AS double precision[]), CAST(:notify AS text[]))
+                    CAST(:delay_seconds AS double precision[]), CAST(:notify AS text[]),
+                    CAST(:partition_key AS text[]), CAST(:turn AS integer[]))
              WITH ORDINALITY AS given(id, type, payload, context, queue, priority, key, max_attempts, run_at,
-                                      delay_seconds, notify, place) CROSS JOIN clock),
+                                      delay_seconds, notify, partition_key, turn, place) CROSS JOIN clock),
+    locked AS MATERIALIZED (
+        SELECT ingest_key_lock(partition_key) FROM (
+            SELECT DISTINCT partition_key FROM given WHERE partition_key IS NOT NULL ORDER BY 1) AS keys),
+    turns AS MATERIALIZED (
+        SELECT turn, nextval('ingest_task_key_seq') AS key_seq FROM (
+            SELECT turn FROM given WHERE partition_key IS NOT NULL AND (SELECT count(*) FROM locked) > 0
+            ORDER BY turn) AS keyed),
     born AS (
         INSERT INTO ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
-                                 next_retry_at, rung_at, notify, created_at, updated_at)
+                                 next_retry_at, rung_at, notify, created_at, updated_at, partition_key, key_seq)
         SELECT id, type, payload, context, queue, priority, key, max_attempts,
-               CASE WHEN starts_at > at THEN starts_at END, greatest(starts_at, at), notify, at, at
-        FROM given ORDER BY place
+               CASE WHEN starts_at > at THEN starts_at END, greatest(starts_at, at), notify, at, at, partition_key,
+               key_seq
+        FROM given LEFT JOIN turns USING (turn) ORDER BY place
         ON CONFLICT (id) DO NOTHING
         RETURNING id, type, queue, priority, isolated, next_retry_at AS due_at, idempotency_key),
     gave_way AS MATERIALIZED (
@@ -141,18 +152,24 @@ def submit_many(session: Db, tasks: Iterable[NewTask]) -> list[Submitted]:
     given = [checked(new) for new in tasks]
     if len(given) == 1:
         return [_submit_one(session, given[0])]
-    in_order = sorted(range(len(given)), key=lambda place: (given[place].new.type, given[place].new.key or ""))
+    in_order = sorted(range(len(given)), key=lambda place: _order(given[place].new, place))
     written = _Written()
     submitted: list[Submitted] = []
     try:
         for start in range(0, len(given), CHUNK):
-            submitted += _submit_chunk(session, [given[place] for place in in_order[start : start + CHUNK]], written)
+            turns = in_order[start : start + CHUNK]
+            submitted += _submit_chunk(session, [given[place] for place in turns], turns, written)
     except CeleriacError:
         connection_of(session).execute(TAKE_BACK, {"ids": array(written.ids), "rings": written.rings})
         raise
     rings.publish_after_commit(session, written.ours)
     places = dict(zip(in_order, submitted, strict=True))
     return [places[place] for place in range(len(given))]
+
+
+def _order(new: NewTask, place: int) -> tuple[str, int, str, str]:
+    """In which locks are taken; tasks of one partition key as they were given."""
+    return (new.partition_key or "", 0 if new.partition_key is None else place, new.type, new.key or "")
 
 
 @dataclass(slots=True)
@@ -178,6 +195,7 @@ def _submit_one(session: Db, one: Checked) -> Submitted:
         "run_at": one.run_at,
         "delay_seconds": one.delay_seconds,
         "notify": new.notify,
+        "partition_key": new.partition_key,
         "actor": actor(),
         "batch": one.batch,
         **rings.holder_values(session, one.queue),
@@ -191,7 +209,8 @@ def _submit_one(session: Db, one: Checked) -> Submitted:
     return Submitted(id_, TaskStatus.QUEUED, created=True)
 
 
-def _submit_chunk(session: Db, chunk: Sequence[Checked], written: _Written) -> list[Submitted]:
+def _submit_chunk(session: Db, chunk: Sequence[Checked], turns: Sequence[int], written: _Written) -> list[Submitted]:
+    """`turns` are their places in what was given: tasks of one partition key run in that order."""
     ids = [_id(each) for each in chunk]
     values = {
         "id": array(ids),
@@ -205,6 +224,8 @@ def _submit_chunk(session: Db, chunk: Sequence[Checked], written: _Written) -> l
         "run_at": array(each.run_at for each in chunk),
         "delay_seconds": array(each.delay_seconds for each in chunk),
         "notify": array(each.new.notify for each in chunk),
+        "partition_key": array(each.new.partition_key for each in chunk),
+        "turn": array(turns),
         "actor": actor(),
         **rings.ring_values(session, {each.queue for each in chunk}),
     }

@@ -20,7 +20,7 @@ from models.status import TaskStatus
 from settings import Settings
 from tasks import broker
 from tasks.celery import app
-from tasks.details import Details, UnsentRing
+from tasks.details import Blocker, Details, UnsentRing
 from tasks.views import FINAL
 
 PATIENCE_SECONDS: Final = 1.0
@@ -33,6 +33,7 @@ class Why(StrEnum):
     RUNNING = "running"
     WORKER_LOST = "worker_lost"
     NOT_DUE = "not_due"
+    NOT_ITS_TURN = "not_its_turn"
     QUEUE_PAUSED = "queue_paused"
     UNKNOWN_QUEUE = "unknown_queue"
     UNKNOWN_HANDLER = "unknown_handler"
@@ -98,6 +99,8 @@ def _open(details: Details, settings: Settings, known_types: Collection[str], lo
     if task.next_retry_at is not None and not is_due:
         wait = _duration(task.next_retry_at - details.now)
         yield Reason(Why.NOT_DUE, f"It is not due before {_at(task.next_retry_at)}, in {wait}.")
+    if details.blocker:
+        yield _not_its_turn(details.blocker, task.partition_key)
     if details.pause:
         said = f": {details.pause.reason}" if details.pause.reason else ""
         since = f"since {_at(details.pause.created_at)} by {details.pause.actor}"
@@ -116,8 +119,18 @@ def _open(details: Details, settings: Settings, known_types: Collection[str], lo
     if not seen.consumers:
         within = f"No worker that answered within {PATIENCE_SECONDS:g} s"
         yield Reason(Why.NO_WORKER, f"{within} consumes its queue {task.queue!r}: start `celery -A tasks worker`.")
-    if is_due:
+    if is_due and not details.blocker:
         yield _ring(details, settings, seen)
+
+
+def _not_its_turn(blocker: Blocker, key: str | None) -> Reason:
+    ahead = f"behind {blocker.ahead} others" if blocker.ahead > 1 else "behind one other"
+    sentence = (
+        f"It is {ahead} of its partition key {key!r}; the first is {blocker.task_id} ({blocker.type}), {blocker.status}"
+    )
+    if blocker.status == TaskStatus.DEAD:
+        sentence += f", which holds the key until `manage.py requeue-dead --id {blocker.task_id}` or discard-dead"
+    return Reason(Why.NOT_ITS_TURN, f"{sentence}.")
 
 
 def _ring(details: Details, settings: Settings, seen: Seen) -> Reason:

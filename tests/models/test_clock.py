@@ -12,6 +12,7 @@ from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from models.engine import make_engine
+from tasks.kinds import DUE_AT
 from tests.models.moving_clock import move_clock
 from tests.servers import Cluster
 
@@ -93,8 +94,7 @@ def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engin
         (
             "ix_ingest_task_due",
             "SELECT id FROM ingest_task WHERE queue = 'ingest' AND type = 't' AND status IN ('QUEUED', 'RETRYING')"
-            " AND coalesce(next_retry_at, '-infinity') <= {now}"
-            " ORDER BY queue, type, coalesce(next_retry_at, '-infinity') LIMIT 10",
+            f" AND {DUE_AT} <= {{now}} ORDER BY queue, type, {DUE_AT} LIMIT 10",
         ),
         (
             "ix_outbox_event_unsent",

@@ -91,12 +91,15 @@ def delivered(ids: Sequence[Any]) -> None:
 
 @contextmanager
 def handled(type: str, function: Callable[..., Any], **how: Any) -> Iterator[Handler]:
-    """A handler that is there for a while."""
+    """A handler that is there for a while; then another of its type is back."""
+    before = handlers().get(type)
     handler(type, **how)(function)
     try:
         yield handlers()[type]
     finally:
         del registry._registered[type]
+        if before:
+            registry._registered[type] = before
 
 
 def are_well(ids: Sequence[uuid.UUID], *bad: int) -> None:

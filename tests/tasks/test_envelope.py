@@ -196,7 +196,8 @@ WEST = timezone(timedelta(hours=-12))
         ({"run_at": timedelta.min}, "bad_task"),
         ({"run_at": 60}, "bad_task"),
         ({"run_at": "tomorrow"}, "bad_task"),
-        ({"partition_key": "p"}, "bad_task"),
+        ({"partition_key": ""}, "bad_task"),
+        ({"partition_key": "a\x00b"}, "bad_task"),
     ],
     ids=lambda given: given if isinstance(given, str) else "+".join(given),
 )
