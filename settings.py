@@ -225,10 +225,19 @@ class Settings(BaseSettings):
     backlog_alert_threshold: int = knob(10_000, "waiting tasks of one queue that raise an alert", ge=1)
     backlog_policy: Literal["alert", "refuse", "scale"] = knob("alert", "what else a backlog does")
 
+    # documents
+    document_max_bytes: int = knob(
+        20 * 1024 * 1024, "size of the largest document, and characters of the longest text", ge=1, le=256 * 1024 * 1024
+    )
+    document_max_pages: int = knob(5000, "pages of the longest PDF", ge=1)
+    document_max_seconds: int = knob(120, "processor time that reading one document may take", ge=1, le=280)
+
     # outside services
     llm_base_url: str = knob("", "address of an OpenAI-compatible API for `llm` stages")
     llm_api_key: SecretStr = knob(SecretStr(""), "its key")
-    chroma_base_url: str = knob("", "address of a Chroma server that gets a copy of each chunk; empty: none")
+    chroma_base_url: Annotated[str, _url("http", "https")] = knob(
+        "", "address of a Chroma server that gets a copy of each chunk; empty: none"
+    )
 
     # doors
     api_host: str = knob("127.0.0.1", "address the API listens on")

@@ -12,10 +12,12 @@ from commands import (
     config,
     dead_tasks,
     demo,
+    ingest,
     ledger,
     outbox,
     reclaim,
     relay,
+    search,
     show,
     stack,
     stats,
@@ -36,7 +38,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-SUBJECTS = (stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, reclaim, relay, outbox, bench, demo)
+SUBJECTS = (
+    stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, ingest, search, reclaim, relay, outbox, bench,
+    demo,
+)  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)
 

@@ -1,10 +1,10 @@
-"""Documents and their searchable pieces: what the `knowledge` handlers write."""
+"""Documents and their searchable pieces: what `document.ingest` reads and writes."""
 
 from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import BigInteger, CheckConstraint, Computed, ForeignKey, Index, text
+from sqlalchemy import BigInteger, CheckConstraint, Computed, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -12,12 +12,15 @@ from models.base import Base, Stamp
 
 
 class Document(Base):
-    """A file as it was uploaded."""
+    """A file as it was last uploaded under its name; `revision` counts the uploads that changed it."""
 
     __tablename__ = "document"
     __table_args__ = (
         CheckConstraint("octet_length(sha256) = 32", name="sha256"),
         CheckConstraint("size_bytes = octet_length(content)", name="size_bytes"),
+        CheckConstraint("revision >= 1", name="revision"),
+        # the upload of a name that is there replaces it
+        UniqueConstraint("name"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
@@ -28,6 +31,7 @@ class Document(Base):
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[Stamp]
     updated_at: Mapped[Stamp]
+    revision: Mapped[int] = mapped_column(server_default=text("1"))
 
 
 class DocumentChunk(Base):
