@@ -21,6 +21,7 @@ from commands import (
     stats,
     submit,
     tasks,
+    token,
 )
 from commands.output import complain
 from models.errors import CeleriacError
@@ -36,7 +37,9 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-SUBJECTS = (stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, reclaim, relay, outbox, bench, demo)
+SUBJECTS = (
+    stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, reclaim, relay, outbox, token, bench, demo,
+)  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)
 
