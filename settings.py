@@ -210,6 +210,12 @@ class Settings(BaseSettings):
     backlog_alert_threshold: int = knob(10_000, "waiting tasks of one queue that raise an alert", ge=1)
     backlog_policy: Literal["alert", "refuse", "scale"] = knob("alert", "what else a backlog does")
 
+    # documents
+    document_max_bytes: int = knob(
+        20 * 1024 * 1024, "size of the largest document, and characters of the longest text", ge=1, le=256 * 1024 * 1024
+    )
+    document_max_pages: int = knob(5000, "pages of the longest PDF", ge=1)
+
     # outside services
     llm_base_url: str = knob("", "address of an OpenAI-compatible API for `llm` stages")
     llm_api_key: SecretStr = knob(SecretStr(""), "its key")
