@@ -7,6 +7,7 @@ import uuid
 import pytest
 from fastapi.testclient import TestClient
 
+import settings
 from api.knowledge import UPLOAD
 from models.engine import engine
 from tasks.ingest import ingest
@@ -15,6 +16,13 @@ from tests.api.callers import Caller, Callers, make_token, refused
 from tests.api.examples import examples
 from tests.tasks import work
 
+WALK = {
+    "CHROMA_BASE_URL": "http://127.0.0.1:1",
+    "INGEST_REDIS_MAX_ATTEMPTS": "2",
+    "INGEST_REDIS_RETRY_BASE_BACKOFF_MS": "0",
+    "INGEST_REDIS_RETRY_MAX_BACKOFF_MS": "0",
+    "INGEST_REDIS_RECLAIM_IDLE_MS": "0",
+}
 TEXT = b"Every right to write is a lease with a fence.\n"
 
 
@@ -41,7 +49,26 @@ def test_an_uploaded_document_is_followed_and_found(caller: Caller) -> None:
 
 def test_the_same_document_uploaded_twice_is_no_error(caller: Caller) -> None:
     answers = [caller.post(UPLOAD, files={"file": ("rules.txt", TEXT, "text/plain")}) for _ in range(2)]
-    assert [answer.status_code for answer in answers] in ([202, 200], [202, 202])
+    assert [answer.status_code for answer in answers] == [202, 200]
+    assert len({answer.json()["taskId"] for answer in answers}) == 1
+
+
+def test_the_failure_walk_of_the_seed_over_http(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """seeds/000 section 5.1, with the seed's own names of the settings."""
+    for name, value in WALK.items():
+        monkeypatch.setenv(name, value)
+    settings.current.cache_clear()
+    caller = callers()
+    made = caller.post(UPLOAD, files={"file": ("rules.txt", TEXT, "text/plain")})
+    walked = []
+    for _ in range(2):
+        ingest(engine(), [made.json()["taskId"]])
+        task = caller.get(made.headers["location"]).json()
+        walked.append((task["status"], task["attemptCount"], task["retry"]["count"]))
+    assert walked == [("RETRYING", 1, 1), ("DEAD", 2, 2)]
+    assert "Chroma" in task["errorMessage"]
+    history = caller.get(f"/api/tasks/{task['taskId']}/transitions").json()["transitions"]
+    assert [each["toStatus"] for each in history] == ["QUEUED", "RUNNING", "RETRYING", "RUNNING", "DEAD"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from api import workflows
 from api.app import app
 from tasks.json_lines import LINE_LIMIT
 from tests.api.callers import FLAKY, make_token
@@ -102,6 +103,17 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(
     wait_until(lambda: not server.uvicorn.server_state.tasks, "the request has ended")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert work.rows() == []
+
+
+def test_a_client_that_leaves_while_it_waits_is_not_waited_for(
+    server: Server, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflows, "TYPE", FLAKY)
+    with server.connect() as client:
+        client.sendall(_head("/api/workflows/apply?wait=60", token, "Content-Length: 2") + b"{}")
+        wait_until(work.rows, "the task is there")
+        assert server.uvicorn.server_state.tasks
+    wait_until(lambda: not server.uvicorn.server_state.tasks, "the request has ended", seconds=10)
 
 
 def _head(path: str, token: str, *headers: str) -> bytes:
