@@ -45,7 +45,7 @@ class Needs:
     async def __call__(self, connection: HTTPConnection) -> Token:
         token: Token = connection.scope[TOKEN]
         if not token.may(*self.any_of):
-            raise Forbidden(f"This needs the scope {' or '.join(self.any_of)}, and the token {token.name} has it not.")
+            raise Forbidden(f"This needs the scope {' or '.join(self.any_of)}, which the token {token.name} lacks.")
         return token
 
 

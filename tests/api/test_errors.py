@@ -92,6 +92,17 @@ def test_a_failure_of_ours_is_logged_whole_and_told_as_nothing(
     assert SECRET in str(record.exc_info)
 
 
+def test_a_bad_setting_of_ours_is_no_fault_of_the_client(
+    callers: Callers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_HANDLERS", "nowhere.handlers")
+    settings.current.cache_clear()
+    answer = callers().submit()
+    refused(answer, 500, "internal")
+    assert "nowhere" not in answer.text
+    assert "nowhere.handlers" in caplog.text
+
+
 @pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "57014"])
 def test_a_busy_ledger_means_try_again(database: str, state: str) -> None:
     raises = text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
