@@ -1,21 +1,49 @@
-"""The FastAPI application. For now it says whether it lives, whether it can work, and what it counted."""
+"""The FastAPI application: probes that are open to all, and routes that need a token.
+
+A request passes, from outside: `answering` (errors become answers), the gate (who are you), the body limit, its route.
+There is no page made from the code: docs/api.md has every route, a test holds it, and nothing more is served.
+"""
 
 from __future__ import annotations
 
 from fastapi import FastAPI, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 import metrics
 import settings
+from api import knowledge, tasks, workflows
+from api.answering import Answering
+from api.body_limit import BodyLimit
+from api.errors import answer_to
+from api.gate import Gate, require_scopes
 from models.errors import CeleriacError
 from models.readiness import require_ready
+from outbox.publishers import celery  # noqa: F401 - by one thread: Celery cannot be loaded by two at once
+from tasks.json_lines import LINE_LIMIT
 
-app = FastAPI(title="Celeriac", docs_url=None, redoc_url=None, openapi_url=None)
+app = FastAPI(
+    title="Celeriac",
+    docs_url=None,
+    redoc_url=None,
+    openapi_url=None,
+    redirect_slashes=False,
+    middleware=[
+        Middleware(Answering),
+        Middleware(Gate),
+        Middleware(BodyLimit, limit=LINE_LIMIT, limits={knowledge.UPLOAD: knowledge.upload_limit}),
+    ],
+    exception_handlers={HTTPException: answer_to, RequestValidationError: answer_to},
+)
+for resource in (tasks, knowledge, workflows):
+    app.include_router(resource.router)
 
 
 @app.get("/healthz")
-def healthz() -> dict[str, str]:
-    """The process lives. Nothing else is asked, so that a database that is away does not get the API killed."""
+async def healthz() -> dict[str, str]:
+    """The process lives. Nothing else is asked, not even a thread: a database that is away gets no API killed."""
     return {"status": "ok"}
 
 
@@ -32,3 +60,6 @@ def readyz() -> Response:
 @app.get("/metrics")
 def read_metrics() -> Response:
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+
+
+require_scopes(app)

@@ -23,6 +23,7 @@ from commands import (
     stats,
     submit,
     tasks,
+    token,
 )
 from commands.output import complain
 from models.errors import CeleriacError
@@ -39,8 +40,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, ingest, search, reclaim, relay, outbox, bench,
-    demo,
+    stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, ingest, search, reclaim, relay, outbox, token,
+    bench, demo,
 )  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)

@@ -175,20 +175,30 @@ BLOCKER: Final = text(f"""
 """)
 
 
-def details(connection: Connection, task_id: uuid.UUID) -> Details:
-    """Raises UnknownTask."""
+def shown(connection: Connection, task_id: uuid.UUID) -> ShownTask:
+    """The task alone. Raises UnknownTask."""
     found = connection.execute(TASK, {"id": task_id}).one_or_none()
     if found is None:
         raise UnknownTask(task_id)
+    return ShownTask(*found)
+
+
+def transitions(connection: Connection, task_id: uuid.UUID) -> list[Transition]:
+    """Its history, from its beginning."""
+    return [Transition(*row) for row in connection.execute(TRANSITIONS, {"id": task_id})]
+
+
+def details(connection: Connection, task_id: uuid.UUID) -> Details:
+    """Raises UnknownTask."""
+    task = shown(connection, task_id)
     at = now(connection)
-    task = ShownTask(*found)
     times = [time for time in (task.next_retry_at, task.rung_at) if time is not None]
     unsent = {"destination": rings.RING + task.queue, "id": str(task_id), "now": at, "times": times}
     lease = connection.execute(LEASE, {"token": task.lease_token}).one_or_none() if task.lease_token else None
     pause = connection.execute(PAUSE, {"queue": task.queue}).one_or_none()
     return Details(
         task,
-        [Transition(*row) for row in connection.execute(TRANSITIONS, {"id": task_id})],
+        transitions(connection, task_id),
         Lease(*lease) if lease else None,
         [UnsentRing(*row) for row in connection.execute(RINGS, unsent)],
         [Audit(*row) for row in connection.execute(AUDITS, {"id": task_id})],

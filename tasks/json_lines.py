@@ -74,7 +74,7 @@ class Template:
         try:
             new = TaskEnvelope.model_validate(given).new_task()
         except ValidationError as error:
-            raise BadJson(f"It is no envelope: {_said(error)}.") from None
+            raise BadJson(f"It is no envelope: {said(error)}.") from None
         return replace(
             new,
             key=new.key or self.key,
@@ -124,6 +124,13 @@ def read_json(raw: bytes) -> Any:
         raise BadJson("It is not UTF-8.") from None
     except ValueError as error:
         raise BadJson(f"It is not JSON: {error}.") from None
+
+
+def said(error: ValidationError) -> str:
+    """What is wrong and where; never what was given."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def check(stream: BinaryIO, make: Make) -> CheckedLines:
@@ -202,9 +209,3 @@ def _how_far(last: int) -> str:
     if not last:
         return "Nothing was submitted."
     return f"Up to line {last:,} all are submitted, from line {last + 1:,} on none is."
-
-
-def _said(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else first["msg"]

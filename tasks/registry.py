@@ -47,6 +47,7 @@ class BadHandler(Misuse):
     """A handler cannot be used as it is declared."""
 
     code = "bad_handler"
+    http_status = 500  # whoever submits did nothing wrong
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class UnknownTask(CeleriacError):
     code = "unknown_task"
     http_status = 404
 
-    def __init__(self, task_id: uuid.UUID) -> None:
+    def __init__(self, task_id: uuid.UUID | str) -> None:
         super().__init__(f"There is no task {task_id}: it was never submitted, or it was pruned.")
 
 

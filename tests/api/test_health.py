@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
 
+import anyio.to_thread
+import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
 import settings
 from api.app import app
 from tests.servers import ServersOfTests
-
-
-@pytest.fixture
-def client() -> Iterator[TestClient]:
-    with TestClient(app) as client:
-        yield client
 
 
 def test_an_api_whose_ledger_is_away_is_alive_and_not_ready(
@@ -38,6 +34,17 @@ def test_an_api_whose_schema_is_old_is_not_ready(
     answer = client.get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "schema_mismatch"
+
+
+def test_an_api_whose_threads_all_wait_for_the_ledger_is_alive() -> None:
+    async def ask() -> int:
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        for _ in range(int(limiter.total_tokens)):
+            limiter.acquire_on_behalf_of_nowait(object())
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://api") as client:
+            return (await asyncio.wait_for(client.get("/healthz"), 10)).status_code
+
+    assert asyncio.run(ask()) == 200
 
 
 def test_metrics_are_served_as_prometheus_reads_them(client: TestClient) -> None:

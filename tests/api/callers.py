@@ -1,0 +1,65 @@
+"""Clients of the API: each has a token."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from fastapi.testclient import TestClient
+
+from models.engine import engine
+from tasks import tokens
+from tasks.tokens import Scope
+
+FLAKY = "demo.flaky"
+_numbers = itertools.count(1)
+
+
+def make_token(name: str, *scopes: str, expires_in: timedelta | None = None) -> str:
+    with engine().begin() as connection:
+        return tokens.create(connection, name, scopes=scopes or tuple(Scope), expires_in=expires_in)[0]
+
+
+@dataclass
+class Caller:
+    client: TestClient
+    name: str
+    token: str
+
+    def get(self, path: str, **options: Any) -> Any:
+        return self.request("GET", path, **options)
+
+    def post(self, path: str, **options: Any) -> Any:
+        return self.request("POST", path, **options)
+
+    def request(self, method: str, path: str, *, key: str | None = None, **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}
+        if key is not None:
+            headers["Idempotency-Key"] = key
+        return self.client.request(method, path, headers=headers, **options)
+
+    def submit(self, payload: Any = None, *, key: str | None = None, **fields: Any) -> Any:
+        return self.post("/api/tasks", json={"type": FLAKY, "payload": payload, **fields}, key=key)
+
+
+@dataclass
+class Callers:
+    client: TestClient
+
+    def __call__(self, *scopes: str, name: str | None = None, **options: Any) -> Caller:
+        """With all scopes, unless some are given."""
+        name = name or f"caller-{next(_numbers)}"
+        return Caller(self.client, name, make_token(name, *scopes, **options))
+
+
+def refused(answer: Any, status: int, code: str) -> str:
+    """It is an error in the one shape; its sentence."""
+    assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
+    error = answer.json()["error"]
+    assert error["code"] == code, error
+    message: str = error["message"]
+    assert message.endswith((".", "…")), message
+    assert "Traceback" not in answer.text
+    return message

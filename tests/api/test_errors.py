@@ -1,0 +1,140 @@
+"""Whatever goes wrong, a client gets the one shape, the right status, and no secret."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+from sqlalchemy.exc import TimeoutError as PoolIsEmpty
+
+import settings
+from api import tasks as task_routes
+from api.app import app
+from models.database_errors import meaning
+from models.engine import engine, make_engine
+from models.errors import LedgerBusy
+from tasks.tokens import Scope
+from tests.api.callers import Callers, refused
+from tests.servers import ServersOfTests
+
+SECRET = "hunter2"
+
+
+def test_a_ledger_that_is_away_is_503_in_a_sentence_without_its_address(
+    callers: Callers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = callers()
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:{SECRET}@127.0.0.1:1/x")
+    settings.current.cache_clear()
+    for answer in (caller.submit(key="k"), caller.get("/api/tasks/1"), caller.get("/nothing")):
+        assert "ledger cannot be reached" in refused(answer, 503, "unreachable")
+        assert "127.0.0.1" not in answer.text
+        assert answer.headers["retry-after"] == "1"
+    assert "127.0.0.1:1 cannot be reached" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_an_api_that_is_told_no_ledger_says_so(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("nothing")
+    monkeypatch.setenv("CELERIAC_HOME", str(home))
+    settings.current.cache_clear()
+    answer = client.get("/api/tasks/1", headers={"Authorization": "Bearer celeriac_" + "A" * 43})
+    refused(answer, 503, "not_configured")
+    assert str(home) not in answer.text
+
+
+def test_a_ledger_without_a_schema_is_503(client: TestClient, stack: ServersOfTests, empty_database: str) -> None:
+    stack.home.write_stack({**stack.addresses, "DATABASE_URL": empty_database})
+    answer = client.get("/api/tasks/1", headers={"Authorization": "Bearer celeriac_" + "A" * 43})
+    assert "manage.py migrate" in refused(answer, 503, "schema_mismatch")
+
+
+def test_a_connection_that_breaks_in_the_middle_of_a_request_is_503(
+    callers: Callers, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = callers()
+
+    def cut(_given: str) -> None:
+        """Between the look at the token and the look at the task, inside the route's transaction."""
+        with engine().connect() as ours, stack.cluster.superuser.connect() as superuser:
+            pid = ours.execute(text("SELECT pg_backend_pid()")).scalar()
+            superuser.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+            ours.execute(text("SELECT 1"))
+
+    monkeypatch.setattr(task_routes, "known_id", cut)
+    refused(caller.get("/api/tasks/1"), 503, "unreachable")
+
+
+def test_a_ledger_that_takes_no_writes_is_503(callers: Callers, stack: ServersOfTests) -> None:
+    caller = callers()
+    assert caller.get("/api/tasks/1").status_code == 404  # so that the token was used
+    read_only = engine().url.update_query_dict({"options": "-c default_transaction_read_only=on"})
+    address = read_only.render_as_string(hide_password=False)
+    stack.home.write_stack({**stack.addresses, "DATABASE_URL": address.replace("+psycopg2", "")})
+    refused(caller.submit(), 503, "unreachable")
+
+
+def test_a_failure_of_ours_is_logged_whole_and_told_as_nothing(
+    callers: Callers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_given: str) -> None:
+        raise ZeroDivisionError(SECRET)
+
+    monkeypatch.setattr(task_routes, "known_id", broken)
+    answer = callers().get("/api/tasks/1")
+    refused(answer, 500, "internal")
+    assert SECRET not in answer.text
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert SECRET in str(record.exc_info)
+
+
+def test_a_bad_setting_of_ours_is_no_fault_of_the_client(
+    callers: Callers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_HANDLERS", "nowhere.handlers")
+    settings.current.cache_clear()
+    answer = callers().submit()
+    refused(answer, 500, "internal")
+    assert "nowhere" not in answer.text
+    assert "nowhere.handlers" in caplog.text
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01", "55P03", "57014"])
+def test_a_busy_ledger_means_try_again(database: str, state: str) -> None:
+    raises = text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
+    with make_engine(database).connect() as connection:
+        with pytest.raises(Exception, match="no") as caught:
+            connection.execute(raises)
+        connection.rollback()
+        with pytest.raises(Exception, match="division") as ours:
+            connection.execute(text("SELECT 1 / 0"))
+    assert isinstance(meaning(caught.value), LedgerBusy)
+    assert meaning(ours.value) is None
+    connection.engine.dispose()
+
+
+def test_an_empty_pool_means_try_again() -> None:
+    assert isinstance(meaning(PoolIsEmpty("QueuePool limit")), LedgerBusy)
+    assert meaning(ValueError()) is None
+
+
+def test_another_method_is_405_and_says_which_there_are(callers: Callers) -> None:
+    answer = callers().request("DELETE", "/api/tasks")
+    refused(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+def test_a_bad_parameter_is_named_and_not_repeated(callers: Callers) -> None:
+    caller = callers(Scope.DOCUMENTS_READ)
+    for given, place in (("", "q"), ("q=", "q"), ("q=x&limit=101", "limit"), (f"q=x&limit={SECRET}", "limit")):
+        message = refused(caller.get(f"/api/knowledge/search?{given}"), 400, "misuse")
+        assert message.startswith(f"{place}: ")
+        assert SECRET not in message
+
+
+def test_nothing_is_served_that_was_made_from_the_code() -> None:
+    assert (app.docs_url, app.redoc_url, app.openapi_url) == (None, None, None)

@@ -1,0 +1,239 @@
+"""Tasks over HTTP: what is submitted is in the ledger once, and is shown to those who may see it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from api.submitting import header_key
+from models.engine import engine, sessions
+from models.errors import Misuse
+from outbox.canonical import MAX_BYTES, MAX_KEYS
+from tasks import principals, submit
+from tasks.identity import keyed_id
+from tasks.ingest import ingest
+from tasks.tokens import Scope
+from tests.api.callers import FLAKY, Callers, refused
+from tests.tasks import work
+
+# what cannot be submitted: body, status, code
+MANY_KEYS = json.dumps({str(number): number for number in range(MAX_KEYS + 1)}).encode()
+REFUSED = [
+    (b"", 400, "bad_json"),
+    (b"{", 400, "bad_json"),
+    (b"[" * 100_000, 400, "bad_json"),
+    (b'{"type": "demo.flaky", "payload": "\xff"}', 400, "bad_json"),
+    (b'{"type": "demo.flaky", "payload": ' + b"9" * 5000 + b"}", 400, "bad_json"),
+    (b"[]", 400, "bad_json"),
+    (b"null", 400, "bad_json"),
+    (b"{}", 400, "bad_json"),
+    (b'{"type": 1}', 400, "bad_json"),
+    (b'{"type": "demo.flaky", "context": []}', 400, "bad_json"),
+    (b'{"type": "demo.flaky", "retry": {"max": 0}}', 400, "bad_json"),
+    (b'{"type": "demo.flaky", "retry": {"nextAttemptAt": NaN}}', 400, "bad_json"),
+    (b'{"type": "demo.flaky", "priority": 10}', 400, "bad_task"),
+    (b'{"type": "demo.flaky", "queue": "elsewhere"}', 400, "unknown_queue"),
+    (b'{"type": "demo.flaky", "notify": "nobody"}', 400, "unknown_destination"),
+    (b'{"type": "nobody.knows"}', 400, "unknown_type"),
+    (b'{"type": "demo\\u0000flaky"}', 400, "unknown_type"),
+    (b'{"type": "demo.flaky", "payload": NaN}', 400, "payload_not_json"),
+    (b'{"type": "demo.flaky", "payload": "\\ud800"}', 400, "payload_not_json"),
+    (b'{"type": "demo.flaky", "payload": "\\u0000"}', 400, "payload_has_nul"),
+    (b'{"type": "demo.flaky", "payload": {"\\u0000": 1}}', 400, "payload_has_nul"),
+    (b'{"type": "demo.flaky", "context": {"user": "\\u0000"}}', 400, "payload_has_nul"),
+    (b'{"type": "demo.flaky", "context": {"idempotencyKey": "\\u0000"}}', 400, "bad_task"),
+    (b'{"type": "demo.flaky", "payload": ' + b"[" * 65 + b"]" * 65 + b"}", 400, "payload_too_deep"),
+    (b'{"type": "demo.flaky", "payload": "' + b"x" * MAX_BYTES + b'"}', 413, "payload_too_large"),
+    (b'{"type": "demo.flaky", "payload": ' + MANY_KEYS + b"}", 400, "payload_too_many_keys"),
+]
+
+
+def test_a_submitted_task_is_in_the_ledger_and_runs(callers: Callers) -> None:
+    caller = callers()
+    answer = caller.submit({"fail": 1}, context={"traceId": "t"}, priority=9, retry={"max": 3})
+    assert answer.status_code == 202
+    made = answer.json()
+    assert made == {"taskId": made["taskId"], "status": "QUEUED", "created": True}
+    assert answer.headers["location"] == f"/api/tasks/{made['taskId']}"
+    task = caller.get(answer.headers["location"]).json()
+    assert (task["type"], task["payload"], task["status"], task["priority"]) == (FLAKY, {"fail": 1}, "QUEUED", 9)
+    assert task["retry"] == {"count": 0, "max": 3, "nextAttemptAt": None}
+    assert task["context"] == {"traceId": "t", "principal": caller.name}
+    ingest(engine(), [made["taskId"]])
+    task = caller.get(answer.headers["location"]).json()
+    assert (task["status"], task["attemptCount"], task["errorCode"]) == ("RETRYING", 1, "handler_error")
+    assert task["retry"]["count"] == 1
+    assert task["retry"]["nextAttemptAt"] == task["nextRetryAt"] != None  # noqa: E711
+    history = caller.get(f"{answer.headers['location']}/transitions").json()
+    assert [(each["fromStatus"], each["toStatus"]) for each in history["transitions"]] == [
+        (None, "QUEUED"),
+        ("QUEUED", "RUNNING"),
+        ("RUNNING", "RETRYING"),
+    ]
+    assert "failure 1 of 1" in history["transitions"][2]["message"]
+
+
+def test_a_lease_is_never_shown(callers: Callers) -> None:
+    caller = callers()
+    id_ = caller.submit().json()["taskId"]
+    token = uuid.uuid4()
+    with engine().begin() as connection:
+        connection.exec_driver_sql("UPDATE ingest_task SET status = 'RUNNING', lease_token = %s", (str(token),))
+    shown = caller.get(f"/api/tasks/{id_}")
+    assert shown.json()["status"] == "RUNNING"
+    assert str(token) not in shown.text
+    assert "leaseToken" not in shown.json()
+
+
+def test_a_task_for_later_waits_for_its_time(callers: Callers) -> None:
+    caller, at = callers(), datetime(2100, 1, 1, tzinfo=UTC)
+    for fields in ({"runAt": at.isoformat()}, {"retry": {"nextAttemptAt": at.isoformat()}}):
+        id_ = caller.submit(**fields).json()["taskId"]
+        assert datetime.fromisoformat(caller.get(f"/api/tasks/{id_}").json()["nextRetryAt"]) == at
+    assert "time zone" in refused(caller.submit(runAt="2100-01-01T00:00"), 400, "bad_task")
+
+
+def test_a_task_can_be_submitted_again_as_it_was_shown(callers: Callers) -> None:
+    caller = callers()
+    shown = caller.get(caller.submit({"n": 1}, priority=7).headers["location"]).json()
+    again = caller.get(caller.post("/api/tasks", json=shown).headers["location"]).json()
+    assert again["taskId"] != shown["taskId"]
+    same = ("type", "payload", "queue", "priority", "maxAttempts", "context")
+    assert {name: again[name] for name in same} == {name: shown[name] for name in same}
+
+
+# keys
+
+
+def test_the_same_key_and_payload_is_the_same_task(callers: Callers) -> None:
+    caller = callers()
+    first = caller.submit({"n": 1}, key="invoice 17")
+    again = caller.submit({"n": 1.0}, key="invoice 17")  # equal to the database
+    in_body = caller.submit({"n": 1}, context={"idempotencyKey": "invoice 17"})
+    assert [answer.status_code for answer in (first, again, in_body)] == [202, 200, 200]
+    assert {answer.json()["taskId"] for answer in (first, again, in_body)} == {
+        str(keyed_id(FLAKY, f"{caller.name}:invoice 17"))
+    }
+    assert {answer.headers["location"] for answer in (first, again)} == {first.headers["location"]}
+    assert [answer.json()["created"] for answer in (first, again)] == [True, False]
+    assert work.rows("idempotency_key") == [(f"{caller.name}:invoice 17",)]
+
+
+def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_task(callers: Callers) -> None:
+    caller = callers()
+    first = caller.submit({"n": 1}, key="k").json()["taskId"]
+    answer = caller.submit({"n": 2}, key="k")
+    assert first in refused(answer, 409, "idempotency_conflict")
+    assert answer.json()["error"]["taskId"] == first
+    assert work.rows("payload") == [({"n": 1},)]
+
+
+def test_the_same_key_of_two_principals_is_two_tasks(callers: Callers) -> None:
+    one, other = callers(name="a"), callers(name="b")
+    answers = [one.submit({"n": 1}, key="k"), other.submit({"n": 2}, key="k")]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert sorted(work.rows("idempotency_key, context ->> 'principal'")) == [("a:k", "a"), ("b:k", "b")]
+
+
+def test_a_client_cannot_say_that_it_is_somebody_else(callers: Callers) -> None:
+    mallory, alice = callers(name="mallory"), callers(Scope.TASKS_READ, name="alice")
+    id_ = mallory.submit(context={"principal": "alice", "idempotencyKey": "alice:k"}).json()["taskId"]
+    refused(alice.get(f"/api/tasks/{id_}"), 404, "unknown_task")
+    assert work.rows("idempotency_key, context ->> 'principal'") == [("mallory:alice:k", "mallory")]
+
+
+@pytest.mark.guarantee
+def test_one_key_from_many_clients_at_once_is_one_task(callers: Callers) -> None:
+    caller = callers()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: caller.submit({"n": 1}, key="k"), range(24)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 23 + [202]
+    assert len({answer.json()["taskId"] for answer in answers}) == 1
+    assert len(work.rows()) == 1
+
+
+def test_a_key_that_another_transaction_holds_is_not_waited_for_for_ever(
+    callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(principals, "LOCK_SECONDS", 0.05)
+    caller = callers(name="a")
+    with sessions()() as session:
+        submit(session, FLAKY, {"n": 1}, key="a:k")  # and nobody commits
+        answer = caller.submit({"n": 1}, key="k")
+    refused(answer, 503, "ledger_busy")
+    assert answer.headers["retry-after"] == "1"
+    assert caller.submit({"n": 1}, key="k").status_code == 202
+
+
+def test_a_key_that_is_none_is_refused(callers: Callers) -> None:
+    caller = callers()
+    for key in ("", "x" * 501, "tab\there"):
+        refused(caller.submit(key=key), 400, "bad_task")
+    assert work.rows() == []
+
+
+def test_a_key_of_a_header_is_utf_8_like_one_in_a_body(callers: Callers) -> None:
+    caller = callers()
+    body = {"type": FLAKY, "context": {"idempotencyKey": "Rechnung für 17 €"}}
+    first = caller.post("/api/tasks", json=body)
+    headers = {"Idempotency-Key": "Rechnung für 17 €".encode()}
+    assert caller.post("/api/tasks", json={"type": FLAKY}, headers=headers).json()["taskId"] == first.json()["taskId"]
+    refused(caller.post("/api/tasks", json=body, key="another"), 400, "bad_task")
+
+
+@pytest.mark.parametrize("given", [[b"\xff"], [b"one", b"two"]])
+def test_a_header_that_holds_no_one_key_is_refused(given: list[bytes]) -> None:
+    request = Request({"type": "http", "headers": [(b"idempotency-key", each) for each in given]})
+    with pytest.raises(Misuse):
+        header_key(request)
+
+
+# what is no task
+
+
+def test_what_cannot_be_submitted_is_refused_in_a_sentence(callers: Callers) -> None:
+    caller = callers()
+    for body, status, code in REFUSED:
+        refused(caller.post("/api/tasks", content=body), status, code)
+    assert work.rows() == []
+
+
+# who may see what
+
+
+def test_what_is_no_task_is_not_found(callers: Callers) -> None:
+    caller = callers()
+    for id_ in (uuid.uuid4(), "17", "no-id", "'; DROP TABLE ingest_task; --", "%00", "%ff", "x" * 9000):
+        for path in ("", "/transitions"):
+            assert len(refused(caller.get(f"/api/tasks/{id_}{path}"), 404, "unknown_task")) < 300
+
+
+@pytest.mark.parametrize("path", ["", "/transitions"])
+def test_a_task_of_somebody_else_does_not_exist_for_a_token_that_reads_its_own(callers: Callers, path: str) -> None:
+    owner = callers(Scope.TASKS_SUBMIT, Scope.TASKS_READ)
+    address = owner.submit({"secret": 1}).headers["location"] + path
+    assert owner.get(address).status_code == 200
+    assert callers(Scope.TASKS_READ_ALL).get(address).status_code == 200
+    stranger = callers(Scope.TASKS_READ)
+    nothing = stranger.get(f"/api/tasks/{uuid.uuid4()}{path}")
+    answer = stranger.get(address)
+    refused(answer, 404, "unknown_task")
+    assert _without_id(answer) == _without_id(nothing)
+
+
+def test_a_task_that_did_not_come_over_http_is_seen_by_those_who_see_all(callers: Callers) -> None:
+    with sessions().begin() as session:
+        id_ = submit(session, FLAKY).task_id
+    assert callers(Scope.TASKS_READ_ALL).get(f"/api/tasks/{id_}").json()["taskId"] == str(id_)
+    refused(callers(Scope.TASKS_READ).get(f"/api/tasks/{id_}"), 404, "unknown_task")
+
+
+def _without_id(answer: Any) -> str:
+    text: str = answer.json()["error"]["message"]
+    return text.replace(text.split()[4], "ID")
