@@ -14,7 +14,8 @@ what remains of the batch is filled with other due tasks of the same queue and t
 and a task that must run alone (P5) is a kind of its own: `left` are the ids for the next claim.
 
 For transactional handlers the claim is committed asynchronously (P15): if the server loses it in a crash, their effects
-are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for.
+are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for; so is one
+that is `durable`, after which nothing but the ledger will know the task.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -117,8 +118,9 @@ def claim(
     handlers: Mapping[str, Handler],
     holder: str,
     lease_seconds: float,
+    durable: bool = False,
 ) -> Claim:
-    """Claim a batch and commit."""
+    """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler."""
     if connection.in_transaction():
         raise Misuse("A claim commits, and this connection has a transaction open.")
     token = uuid.uuid4()
@@ -127,7 +129,7 @@ def claim(
         "ids": list(ids),
         "types": list(handlers),
         "batches": [handler.batch for handler in handlers.values()],
-        "relaxed": [handler.transactional for handler in handlers.values()],
+        "relaxed": [handler.transactional and not durable for handler in handlers.values()],
         "token": token,
         "holder": holder,
         "lease_seconds": lease_seconds,

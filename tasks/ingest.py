@@ -11,7 +11,7 @@ settled or refused; if this process dies before, the broker or reclaim brings th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Engine, text
@@ -26,6 +26,7 @@ from tasks.batch import Batch
 from tasks.counting import count
 from tasks.registry import find, handlers
 
+Owned = Callable[[Sequence[uuid.UUID]], None]
 RING_AGAIN_SECONDS: Final = 30.0
 
 # ring_later: for tasks that nobody here can run; no attempt, no transition (P7).
@@ -43,10 +44,12 @@ RING_LATER: Final = text(f"""
 """)
 
 
-def ingest(engine: Engine, ids: Sequence[Any]) -> None:
-    """Run what may run of these tasks."""
+def ingest(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
+    """Run what may run of these tasks. `owned` is told after each claim what is left to claim: the ledger owns the
+    rest from there, durably, and whoever delivered the ids may forget those.
+    """
     current = settings.current()
-    wanted = _uuids(ids)
+    wanted = uuids(ids)
     while wanted:
         with engine.connect() as connection:
             claim = guard.claim(
@@ -55,12 +58,15 @@ def ingest(engine: Engine, ids: Sequence[Any]) -> None:
                 handlers=handlers(),
                 holder=actor(),
                 lease_seconds=current.ingest_lease_seconds,
+                durable=owned is not None,
             )
         failpoint("ingest.after_claim")
         count("skipped", len(claim.skipped))
         count("not_due", len(claim.not_due))
         if claim.unhandled:
             _ring_later(engine, claim.unhandled)
+        if owned:
+            owned(claim.left)
         if claim.tasks:
             Batch(engine, claim, find(claim.tasks[0].type), current).run()
         wanted = claim.left
@@ -74,7 +80,7 @@ def _ring_later(engine: Engine, ids: Sequence[uuid.UUID]) -> None:
         db.commit()
 
 
-def _uuids(ids: Sequence[Any]) -> list[uuid.UUID]:
+def uuids(ids: Sequence[Any]) -> list[uuid.UUID]:
     """What is no id is nobody's task."""
     found = []
     for given in ids:
