@@ -12,6 +12,7 @@ from commands import (
     config,
     dead_tasks,
     demo,
+    kafka_worker,
     ledger,
     outbox,
     reclaim,
@@ -36,7 +37,23 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-SUBJECTS = (stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, reclaim, relay, outbox, bench, demo)
+SUBJECTS = (
+    stack,
+    ledger,
+    check,
+    config,
+    submit,
+    tasks,
+    show,
+    stats,
+    dead_tasks,
+    reclaim,
+    relay,
+    kafka_worker,
+    outbox,
+    bench,
+    demo,
+)
 for subject in SUBJECTS:
     subject.register(app)
 
