@@ -3,7 +3,8 @@
 A task's ring counts as lost when the task is due, was rung longer ago than a grace, no ring of that age waits in the
 outbox, and either the broker's queue is empty, or a task of its queue and priority that was rung later has been claimed
 more than a grace ago. The grace doubles with each ring of a task that still waits. A million tasks in a living queue
-are not rung again.
+are not rung again. Whether a message can still be there is asked of whatever carries them: `tasks/kafka/lag.py` answers
+for Kafka.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -24,6 +25,7 @@ from settings import Settings
 from tasks import rings
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
+Lost = Callable[["Sequence[Suspect]", Settings], "Sequence[Suspect]"]
 
 # observe: how far the broker has come, by what is being worked on.
 OBSERVE: Final = text("""
@@ -48,7 +50,7 @@ _KINDS: Final = """
 # suspects: due, rung longer ago than its grace, no ring of that age waits in the outbox; of each kind the first few.
 SUSPECTS: Final = text(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {_KINDS}
-    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at
+    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, (SELECT at FROM clock)
     FROM kind CROSS JOIN LATERAL (
         SELECT id, queue, priority, next_retry_at, created_at, updated_at, coalesce(rung_at, created_at) AS rung_at
         FROM ingest_task
@@ -89,6 +91,7 @@ class Suspect:
     queue: str
     rung_at: datetime
     passed_rung_at: datetime | None
+    looked_at: datetime
 
     @property
     def was_overtaken(self) -> bool:
@@ -96,8 +99,11 @@ class Suspect:
         return self.passed_rung_at is not None and self.rung_at < self.passed_rung_at
 
 
-def ring_again(engine: Engine, settings: Settings, *, depths: Depths) -> int:
-    """Ring once more for tasks whose ring was lost. The broker is asked only if there is a suspicion."""
+def ring_again(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
+    """Ring once more for tasks whose ring was lost. The broker is asked only if there is a suspicion.
+
+    `lost` chooses them where messages are not handed out in one order.
+    """
     grace = settings.ingest_ring_grace_ms / 1000
     with Session(engine) as db:
         db.execute(OBSERVE, {"grace": grace})
@@ -106,9 +112,8 @@ def ring_again(engine: Engine, settings: Settings, *, depths: Depths) -> int:
         db.commit()
     if not suspects:
         return 0
-    waiting = depths({suspect.queue for suspect in suspects})
-    lost = [one for one in suspects if not waiting[one.queue] or one.was_overtaken]
-    return ring(engine, [suspect.id for suspect in lost], {suspect.queue for suspect in lost})
+    chosen = lost(suspects, settings) if lost else _lost(suspects, depths)
+    return ring(engine, [suspect.id for suspect in chosen], {suspect.queue for suspect in chosen})
 
 
 def ring(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int:
@@ -121,3 +126,8 @@ def ring(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int
         rings.publish_after_commit(db, ours)
         db.commit()
     return int(count)
+
+
+def _lost(suspects: Sequence[Suspect], depths: Depths) -> list[Suspect]:
+    waiting = depths({suspect.queue for suspect in suspects})
+    return [one for one in suspects if not waiting[one.queue] or one.was_overtaken]
