@@ -23,7 +23,7 @@ from tasks.attendant import Attendant
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.2
-REPLACE_SECONDS: Final = 1.0
+SHORTEST_LIFE_SECONDS: Final = 2.0  # one that dies in its first moments does not take the machine with it
 END_SECONDS: Final = 30.0
 
 
@@ -41,15 +41,17 @@ class Processes:
         attendant = Attendant(self._pids, runs_ticks=False)
         try:
             self.children = [_start() for _ in range(self.count)]
+            started_at = time.monotonic()
             attendant.start()
             while not stopped.wait(LOOK_SECONDS):
                 for child in [child for child in self.children if child.poll() is not None]:
                     if child.returncode >= 0:
                         return child.returncode or 1
                     logger.warning("a process was lost (signal %d) and is replaced", -child.returncode)
+                    stopped.wait(started_at + SHORTEST_LIFE_SECONDS - time.monotonic())
                     self.children.remove(child)
-                    stopped.wait(REPLACE_SECONDS)  # one that dies in its first moment does not take the machine
                     self.children.append(_start())
+                    started_at = time.monotonic()
             return 0
         finally:
             attendant.stop()

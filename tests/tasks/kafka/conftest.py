@@ -40,10 +40,10 @@ def topic(cluster: KafkaCluster, stack: ServersOfTests, monkeypatch: pytest.Monk
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", cluster.bootstrap_servers)
     monkeypatch.setenv("KAFKA_TOPIC", name)
     monkeypatch.setenv("KAFKA_GROUP", f"group of {name}")
-    monkeypatch.setenv("KAFKA_OPTIONS", json.dumps({"session.timeout.ms": "1000", "heartbeat.interval.ms": "200"}))
+    monkeypatch.setenv("KAFKA_OPTIONS", json.dumps({"session.timeout.ms": "500", "heartbeat.interval.ms": "100"}))
     settings.current.cache_clear()
     with clean_sink():
-        yield Topic(cluster, name)
+        yield Topic(cluster, name, stack)
 
 
 @pytest.fixture

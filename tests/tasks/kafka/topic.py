@@ -24,9 +24,10 @@ from tests.servers import ServersOfTests, wait_until
 class Topic:
     """One of one cluster."""
 
-    def __init__(self, cluster: KafkaCluster, name: str) -> None:
+    def __init__(self, cluster: KafkaCluster, name: str, stack: ServersOfTests) -> None:
         self.cluster = cluster
         self.name = name
+        self.stack = stack
 
     def put(self, *values: bytes, partition: int = 0) -> None:
         """As anybody might."""
@@ -39,6 +40,10 @@ class Topic:
     def ring(self, ids: Sequence[uuid.UUID], partition: int = 0) -> None:
         """One record for each."""
         self.put(*(json.dumps({"ids": [str(one)]}).encode() for one in ids), partition=partition)
+
+    def ring_together(self, ids: Sequence[uuid.UUID]) -> None:
+        """One record for all."""
+        self.put(json.dumps({"ids": [str(one) for one in ids]}).encode())
 
     def values(self) -> list[Any]:
         return [json.loads(record.value() or b"") for record in self.cluster.records(self.name)]
