@@ -34,13 +34,15 @@ def kafka_worker(
         work(parent=child_of)
         return
     from models.readiness import require_ready  # noqa: PLC0415
+    from tasks.kafka.client import make_consumer  # noqa: PLC0415
     from tasks.kafka.processes import Processes  # noqa: PLC0415
     from tasks.logs import configure_logging  # noqa: PLC0415
     from tasks.registry import handlers  # noqa: PLC0415
 
-    configure_logging(logging.INFO)
+    make_consumer(settings.current()).close()  # what cannot be used is said once, and not by every process
     require_ready(newer_is_ready=True)
     handlers()
+    configure_logging(logging.INFO)
     with until_interrupted() as stopped:
         code = Processes(processes).run(stopped)
     if code:

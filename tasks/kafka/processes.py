@@ -1,8 +1,8 @@
 """The parent of `manage.py kafka-worker`: starts its processes, replaces those that are killed, ends all of them.
 
 A handler that exceeds its hard limit costs its process, and so may anything else: the parent starts another, and takes
-over the leases of the lost one at once, as the main process of a Celery worker does. A process that ends by itself has
-said why; the others are ended too, and whoever started the parent decides.
+over the leases of the lost one at once, as the main process of a Celery worker does. A process that gives up has said
+why; the others are ended too, and whoever started the parent decides.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Processes:
             attendant.start()
             while not stopped.wait(LOOK_SECONDS):
                 for child in [child for child in self.children if child.poll() is not None]:
-                    if child.returncode >= 0:
-                        return child.returncode or 1
-                    logger.warning("a process was lost (signal %d) and is replaced", -child.returncode)
+                    if child.returncode > 0:
+                        return child.returncode
+                    logger.warning("process %d has ended (%d) and is replaced", child.pid, child.returncode)
                     stopped.wait(started_at + SHORTEST_LIFE_SECONDS - time.monotonic())
                     self.children.remove(child)
                     self.children.append(_start())

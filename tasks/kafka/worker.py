@@ -17,9 +17,11 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.engine import engine
+from models.errors import CeleriacError
 from models.readiness import require_ready
 from outbox.submitter import submitter
 from tasks.call import call
@@ -52,8 +54,10 @@ class Worker:
             try:
                 ingest(self.engine, ids, owned=self.intake.owned)
                 break
-            except Exception as error:  # what is claimed is settled or reclaimed; the rest is in our hands
+            except (DBAPIError, CeleriacError) as error:
                 logger.warning("to be tried again: %s", str(error).partition("\n")[0])
+            except Exception:  # a fault of ours; what is claimed is settled or reclaimed, the rest is in our hands
+                logger.exception("to be tried again")
             self.stopped.wait(PAUSE_SECONDS)
             ids = self.intake.waiting()
         return taken

@@ -17,10 +17,10 @@ from outbox.publishers import kafka
 from outbox.relay import Relay
 from outbox.submitter import submitter
 from settings import SettingsError
-from tasks.kafka.client import make_consumer
 from tests.outbox.ledger import insert, move, rows, rung
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import are_well, submitted
+from tests.tasks.door import manage
 from tests.tasks.kafka.conftest import NewWorker
 from tests.tasks.kafka.topic import Topic, turn_until
 
@@ -141,8 +141,14 @@ def test_an_option_that_kafkas_client_does_not_take_is_named_without_its_value_a
     assert status == "RETRYING"
     assert "look at nonsense" in error
     assert "canary" not in error
-    with pytest.raises(SettingsError, match="look at nonsense"):
-        make_consumer(settings.current())
+    done = manage("kafka-worker")
+    assert (done.code, done.out) == (1, "")
+    assert "KAFKA_OPTIONS: Kafka's client does not take them, look at nonsense." in done.err
+    assert "canary" not in done.err
+
+
+def test_a_worker_of_kafka_refuses_to_wait_for_rings_that_go_to_celery(stack: ServersOfTests) -> None:
+    assert "INGEST_QUEUE" in manage("kafka-worker").err
 
 
 @pytest.mark.parametrize(
