@@ -9,9 +9,10 @@ for Kafka, and one that is lost only means that the record comes again, to a gua
 A record that holds no ids is logged, counted and passed over.
 
 Long handlers. Whoever does not poll for `max.poll.interval.ms` is thrown out of its group, and whoever polls late keeps
-all others waiting when one comes or goes. So while the tasks of a poll run for longer than a second, a thread polls in
-the place of the worker's. The partitions are paused for that, which costs fetching again what was fetched ahead. Those
-that are taken away meanwhile are forgotten: their records go to others, whose guard refuses what is claimed here.
+all others waiting when one comes or goes. So when the tasks of a poll run for longer than some seconds, a thread polls
+in the place of the worker's. The partitions are paused for that: what was fetched ahead is fetched again, and
+librdkafka needs up to a second to begin. Those that are taken away meanwhile are forgotten: their records go to
+others, and the guard refuses there what is claimed here.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 MOST_IDS: Final = 500  # of one poll; a record is never divided, and may name more
 MOST_RECORDS: Final = 1000
-KEEP_SECONDS: Final = 1.0
+KEEP_SECONDS: Final = 5.0  # far below max.poll.interval.ms, and long enough for the second that it costs
 COMPLAIN_SECONDS: Final = 60.0
 
 

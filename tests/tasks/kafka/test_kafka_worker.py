@@ -182,16 +182,16 @@ def test_a_long_handler_keeps_its_place_in_the_group(
     topic: Topic, worker: NewWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever does not poll for max.poll.interval.ms is thrown out: a thread polls meanwhile."""
-    options = {"session.timeout.ms": "1000", "heartbeat.interval.ms": "200", "max.poll.interval.ms": "1000"}
+    options = {"session.timeout.ms": "500", "heartbeat.interval.ms": "100", "max.poll.interval.ms": "500"}
     monkeypatch.setenv("KAFKA_OPTIONS", json.dumps(options))
-    monkeypatch.setattr(intake_module, "KEEP_SECONDS", 0.2)
+    monkeypatch.setattr(intake_module, "KEEP_SECONDS", 0.1)
     settings.current.cache_clear()
     one = worker()
     slow = threading.Event()
 
     def takes_long(each: Any, db: Any) -> None:
         insert(each, db)
-        slow.wait(1.8)
+        slow.wait(1.2)
 
     SCRIPTS["long"] = takes_long
     ids = submitted_in_sql(1, "test.scripted", json.dumps({"do": "long"}))
