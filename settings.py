@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import SettingsError as NotParsed
 
 ROOT: Final = Path(__file__).resolve().parent
 MARK: Final = "MARK"  # the key in stack.json that says which folder and boot it belongs to
@@ -80,6 +82,14 @@ def _url(*schemes: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _hosts(value: str) -> str:
+    """Without a scheme and without a login, which the client's own errors would repeat."""
+    hosts = [host.strip() for host in value.split(",")] if value.strip() else []
+    if not all(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:@/\[\]]+)(:\d{1,5})?", host) for host in hosts):
+        raise ValueError("must be host:port, separated by commas; logins go into KAFKA_OPTIONS")
+    return ",".join(hosts)
 
 
 class Settings(BaseSettings):
@@ -197,9 +207,18 @@ class Settings(BaseSettings):
     outbox_sent_retention_hours: int = knob(72, "how long SENT events are kept, and duplicates recognised", ge=1)
 
     # Kafka
-    kafka_bootstrap_servers: str = knob("", "host:port of Kafka, separated by commas; empty: no Kafka")
-    kafka_topic: str = knob("ingest.tasks", "topic that carries the rings when INGEST_QUEUE=kafka")
-    kafka_group: str = knob("ingest-workers", "consumer group of the workers")
+    kafka_bootstrap_servers: Annotated[str, AfterValidator(_hosts)] = knob(
+        "", "host:port of Kafka, separated by commas; empty: no Kafka"
+    )
+    kafka_topic: str = knob(
+        "ingest.tasks",
+        "topic that carries the rings when INGEST_QUEUE=kafka",
+        pattern=r"^[A-Za-z0-9._-]{1,249}$",
+    )
+    kafka_group: str = knob("ingest-workers", "consumer group of the workers", min_length=1)
+    kafka_options: dict[str, SecretStr] = knob(
+        {}, 'further options of librdkafka for these servers, as JSON: {"security.protocol": "SASL_SSL"}'
+    )
 
     # receipts
     receipt_two_phase_enabled: bool = knob(False, "answer `accepted` before the ledger has saved")
@@ -266,6 +285,12 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _kafka_has_an_address(self) -> Settings:
+        if self.ingest_queue == "kafka" and not self.kafka_bootstrap_servers:
+            raise ValueError("KAFKA_BOOTSTRAP_SERVERS must name a Kafka (host:port) when INGEST_QUEUE=kafka")
+        return self
+
     @property
     def home(self) -> Path:
         return ROOT / self.celeriac_home.expanduser()  # an absolute path stays as it is
@@ -325,6 +350,9 @@ def current() -> Settings:
         return Settings()
     except ValidationError as error:
         raise SettingsError(" ".join(map(_sentence, error.errors()))) from None
+    except NotParsed as error:  # it names the field, and nothing of the value
+        fields = [field for field in Settings.model_fields if f'"{field}"' in str(error)]
+        raise SettingsError(f"{', '.join(fields).upper()}: it is no JSON.") from None
 
 
 def variables(field: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from api.submitting import receipt
 from api.tasks import known_id
 from models.engine import engine, sessions
 from models.errors import Misuse
+from tasks import documents
 from tasks.details import shown
 from tasks.submit import Submitted
 from tasks.tokens import Scope
@@ -63,15 +64,11 @@ def search(
     q: Annotated[str, Query(min_length=1, max_length=1000)],
     limit: Annotated[int, Query(ge=1, le=100)] = 10,
 ) -> Answer:
-    from tasks import documents  # noqa: PLC0415
-
     with engine().connect() as connection:
         found = documents.search(connection, q, limit=limit)
     return Answer({"hits": [camel(hit) for hit in found]})
 
 
 def _uploaded(name: str, content: bytes, media_type: str | None) -> Submitted:
-    from tasks import documents  # noqa: PLC0415
-
     with sessions().begin() as session:
         return documents.upload(session, name=name, content=content, media_type=media_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from checks import ledger, project, servers, workers
+from checks import kafka, ledger, project, servers, workers
 from checks.finding import Finding, fail
 from models.errors import CeleriacError
 from settings import Settings, SettingsError
@@ -13,6 +13,7 @@ CHECKS: tuple[tuple[str, Callable[[Settings], Iterable[Finding]]], ...] = (
     ("project", project.check),
     ("ledger", ledger.check),
     ("broker", servers.check_broker),
+    ("kafka", kafka.check),
     ("receipts", servers.check_receipts),
     ("workers", workers.check),
 )

@@ -15,7 +15,7 @@ PATIENCE_SECONDS: Final = 2.0
 LATE_TICKS: Final = 4
 
 
-def check(_settings: Settings) -> Iterator[Finding]:
+def check(settings: Settings) -> Iterator[Finding]:
     from tasks.celery import app  # noqa: PLC0415 - somebody else's `tasks` must not end the doctor
 
     inspector = app.control.inspect(timeout=PATIENCE_SECONDS)
@@ -24,16 +24,20 @@ def check(_settings: Settings) -> Iterator[Finding]:
         yield fail("workers", "no worker answers", "start one: `celery -A tasks worker`")
     else:
         yield ok("workers", ", ".join(sorted(consumed)))
-        yield from _queues(consumed, {queue.name for queue in app.conf.task_queues})
+        declared = {queue.name for queue in app.conf.task_queues}
+        by_kafka = set(settings.ingest_queues) if settings.ingest_queue == "kafka" else set()
+        yield from _queues(consumed, declared, declared - by_kafka)
     yield _beat()
 
 
-def _queues(consumed: dict[str, set[str]], declared: set[str]) -> Iterator[Finding]:
+def _queues(consumed: dict[str, set[str]], declared: set[str], needed: set[str] | None = None) -> Iterator[Finding]:
+    """`needed`: not those whose rings come from Kafka, whose workers cannot be asked. None: all."""
+    needed = declared if needed is None else needed
     served = set().union(*consumed.values())
-    if missing := sorted(declared - served):
+    if missing := sorted(needed - served):
         yield fail("queues", f"nobody consumes {', '.join(missing)}", "start a worker for it: `celery -A tasks worker`")
     else:
-        yield ok("queues", f"{', '.join(sorted(declared))} are consumed")
+        yield ok("queues", f"{', '.join(sorted(needed))} are consumed")
     if strange := sorted(served - declared):
         remedy = f"known queues are {', '.join(sorted(declared))}; look at the -Q of your workers"
         yield warn("queues", f"consumed but unknown: {', '.join(strange)}", remedy)

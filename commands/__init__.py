@@ -13,6 +13,7 @@ from commands import (
     dead_tasks,
     demo,
     ingest,
+    kafka_worker,
     ledger,
     outbox,
     reclaim,
@@ -40,8 +41,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, ingest, search, reclaim, relay, outbox, token,
-    bench, demo,
+    stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, ingest, search, reclaim, relay,
+    kafka_worker, outbox, token, bench, demo,
 )  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)

@@ -1,5 +1,8 @@
 """Destinations by name: `celery:QUEUE` is a queue of our broker; all others are named in OUTBOX_DESTINATIONS.
 
+With INGEST_QUEUE=kafka rings go to KAFKA_TOPIC instead, and dead letters stay where they were. An event keeps the name,
+so that to switch is to restart.
+
 An event names a destination and never an address, so that a row cannot point the relay at an arbitrary host.
 
     redis-stream://:password@host:6379/0?stream=NAME         entries of a Redis Stream (rediss-stream:// with TLS)
@@ -43,10 +46,12 @@ def is_ring(name: str) -> bool:
 
 def open_destination(name: str, settings: Settings) -> Destination:
     if is_ring(name):
-        from outbox.publishers.celery import CeleryPublisher  # noqa: PLC0415 - each kind is loaded when it is needed
-
         queue = name.removeprefix(CELERY)
         declares = queue == settings.ingest_dlq_queue
+        if settings.ingest_queue == "kafka" and not declares:
+            return Destination(_kafka_rings(queue, settings), is_ring=True)
+        from outbox.publishers.celery import CeleryPublisher  # noqa: PLC0415 - each kind is loaded when it is needed
+
         return Destination(CeleryPublisher(queue, settings.broker_url, declares=declares), is_ring=True)
     if name not in settings.outbox_destinations:
         raise UnknownDestination(
@@ -66,6 +71,12 @@ def open_destination(name: str, settings: Settings) -> Destination:
         return Destination(_OPENERS[url.scheme](url, options), dedup=dedup)
     except ValueError as error:
         raise UnknownDestination(f"The address of {name!r} cannot be used: {error}.") from None
+
+
+def _kafka_rings(queue: str, settings: Settings) -> Publisher:
+    from outbox.publishers.kafka_rings import KafkaRings  # noqa: PLC0415
+
+    return KafkaRings.of(queue, settings)
 
 
 def _redis_stream(url: SplitResult, options: dict[str, str]) -> Publisher:

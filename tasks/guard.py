@@ -15,7 +15,8 @@ and a task that must run alone (P5) is a kind of its own: `left` are the ids for
 key are KEYED: `tasks/keys.py` claims those whose turn it is.
 
 For transactional handlers the claim is committed asynchronously (P15): if the server loses it in a crash, their effects
-are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for.
+are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for; so is one
+that is `durable`, after which nothing but the ledger will know the task.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -140,9 +141,10 @@ def claim(
     holder: str,
     lease_seconds: float,
     statement: Prepared = CLAIM,
+    durable: bool = False,
     **more: Any,
 ) -> Claim:
-    """Claim a batch and commit."""
+    """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler."""
     if connection.in_transaction():
         raise Misuse("A claim commits, and this connection has a transaction open.")
     token = uuid.uuid4()
@@ -151,7 +153,7 @@ def claim(
         "ids": array(ids),
         "types": array(handlers),
         "batches": array(handler.batch for handler in handlers.values()),
-        "relaxed": array(handler.transactional for handler in handlers.values()),
+        "relaxed": array(handler.transactional and not durable for handler in handlers.values()),
         "token": token,
         "holder": holder,
         "lease_seconds": lease_seconds,

@@ -29,6 +29,7 @@ from tasks.counting import count
 from tasks.guard import Claim
 from tasks.registry import find, handlers
 
+Owned = Callable[[Sequence[uuid.UUID]], None]
 RING_AGAIN_SECONDS: Final = 30.0
 Id = str | uuid.UUID
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -48,29 +49,42 @@ RING_LATER: Final = text(f"""
 """)
 
 
-def ingest(engine: Engine, ids: Sequence[Any]) -> None:
-    """Run what may run of these tasks: first those that wait for nobody, then those with a partition key."""
-    keyed = _claim_and_run(engine, _known(ids), guard.claim)
-    _claim_and_run(engine, keyed, keys.claim_keyed)
+def ingest(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
+    """Run what may run of these tasks: first those that wait for nobody, then those with a partition key.
+
+    `owned` is told after each claim what is left to claim: the ledger owns the rest from there, durably, and whoever
+    delivered the ids may forget those.
+    """
+    keyed = _claim_and_run(engine, known_ids(ids), guard.claim, owned)
+    _claim_and_run(engine, keyed, keys.claim_keyed, owned)
 
 
-def _claim_and_run(engine: Engine, ids: Sequence[Id], claim: Callable[..., Claim]) -> list[uuid.UUID]:
+def _claim_and_run(
+    engine: Engine, ids: Sequence[Id], claim: Callable[..., Claim], owned: Owned | None
+) -> list[uuid.UUID]:
     """Batch by batch; returns the ids that another kind of claim is for."""
     current = settings.current()
     keyed: list[uuid.UUID] = []
     while ids:
         with at_once(engine) as connection:
             claimed = claim(
-                connection, ids, handlers=handlers(), holder=actor(), lease_seconds=current.ingest_lease_seconds
+                connection,
+                ids,
+                handlers=handlers(),
+                holder=actor(),
+                lease_seconds=current.ingest_lease_seconds,
+                durable=owned is not None,
             )
         failpoint("ingest.after_claim")
         count("skipped", len(claimed.skipped))
         count("not_due", len(claimed.not_due))
         _ring_later(engine, claimed.unhandled, RING_AGAIN_SECONDS)
         _ring_later(engine, claimed.next_in_line, keys.NEXT_SECONDS)
+        keyed += claimed.keyed
+        if owned:
+            owned([*claimed.left, *keyed])
         if claimed.tasks:
             Batch(engine, claimed, find(claimed.tasks[0].type), current).run()
-        keyed += claimed.keyed
         ids = claimed.left
     return keyed
 
@@ -85,7 +99,7 @@ def _ring_later(engine: Engine, ids: Sequence[uuid.UUID], seconds: float) -> Non
         db.commit()
 
 
-def _known(ids: Sequence[Any]) -> list[str]:
+def known_ids(ids: Sequence[Any]) -> list[str]:
     """What is no id is nobody's task."""
     found = [id_ for id_ in map(str, ids) if ID.fullmatch(id_)]
     count("skipped", len(ids) - len(found))

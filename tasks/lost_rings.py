@@ -3,7 +3,8 @@
 A task's ring counts as lost when the task is due, was rung longer ago than a grace, no ring of that age waits in the
 outbox, and either the broker's queue is empty, or a task of its queue and priority that was rung later has been claimed
 more than a grace ago. The grace doubles with each ring of a task that still waits. A million tasks in a living queue
-are not rung again.
+are not rung again. Whether a message can still be there is asked of whatever carries them: `tasks/kafka/lag.py` answers
+for Kafka.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -27,6 +28,7 @@ from tasks.kinds import DUE_AT, KINDS, OPEN, TIME
 from tasks.registry import handlers
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
+Lost = Callable[["Sequence[Suspect]", Settings], "Sequence[Suspect]"]
 
 # observe: how far the broker has come, by what is being worked on.
 OBSERVE: Final = text("""
@@ -56,7 +58,7 @@ _HORIZON: Final = """
 # suspects: of each kind the first few that are due.
 SUSPECTS: Final = text(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {KINDS}
-    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at
+    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, (SELECT at FROM clock)
     FROM kind CROSS JOIN LATERAL (
         SELECT {_COLUMNS} FROM ingest_task
         WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
@@ -78,7 +80,7 @@ KEYED_SUSPECTS: Final = text(f"""
         SELECT task.*, key.partition_key FROM key CROSS JOIN LATERAL (
             SELECT {_COLUMNS} FROM ingest_task WHERE partition_key = key.partition_key AND {STANDS}
             ORDER BY key_seq LIMIT 1) AS task)
-    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, task.partition_key,
+    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, (SELECT at FROM clock), task.partition_key,
            {OPEN} AND {TIME} <= (SELECT at FROM clock) AND {_SUSPECT}
     FROM head AS task {_HORIZON} ORDER BY task.partition_key
 """)
@@ -105,6 +107,7 @@ class Suspect:
     queue: str
     rung_at: datetime
     passed_rung_at: datetime | None
+    looked_at: datetime
 
     @property
     def was_overtaken(self) -> bool:
@@ -112,8 +115,11 @@ class Suspect:
         return self.passed_rung_at is not None and self.rung_at < self.passed_rung_at
 
 
-def ring_again(engine: Engine, settings: Settings, *, depths: Depths) -> int:
-    """Ring once more for tasks whose ring was lost. The broker is asked only if there is a suspicion."""
+def ring_again(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
+    """Ring once more for tasks whose ring was lost. The broker is asked only if there is a suspicion.
+
+    `lost` chooses them where messages are not handed out in one order.
+    """
     grace = settings.ingest_ring_grace_ms / 1000
     with Session(engine) as db:
         db.execute(OBSERVE, {"grace": grace})
@@ -123,9 +129,8 @@ def ring_again(engine: Engine, settings: Settings, *, depths: Depths) -> int:
         db.commit()
     if not suspects:
         return 0
-    waiting = depths({suspect.queue for suspect in suspects})
-    lost = [one for one in suspects if not waiting[one.queue] or one.was_overtaken]
-    return ring(engine, [suspect.id for suspect in lost], {suspect.queue for suspect in lost})
+    chosen = lost(suspects, settings) if lost else _lost(suspects, depths)
+    return ring(engine, [suspect.id for suspect in chosen], {suspect.queue for suspect in chosen})
 
 
 def _of_keys(db: Session, values: Mapping[str, Any]) -> list[Suspect]:
@@ -134,7 +139,7 @@ def _of_keys(db: Session, values: Mapping[str, Any]) -> list[Suspect]:
     rows = db.execute(KEYED_SUSPECTS, {**values, "after": after, "skipping": skipping(handlers())}).all()
     if len(rows) >= values["most"]:
         _looked_up_to["key"] = rows[-1].partition_key
-    return [Suspect(*row[:4]) for row in rows if row[-1]]
+    return [Suspect(*row[:5]) for row in rows if row[-1]]
 
 
 _looked_up_to: Final[dict[str, str]] = {}  # of this process; forgetting it costs a look
@@ -150,3 +155,8 @@ def ring(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int
         rings.publish_after_commit(db, ours)
         db.commit()
     return int(count)
+
+
+def _lost(suspects: Sequence[Suspect], depths: Depths) -> list[Suspect]:
+    waiting = depths({suspect.queue for suspect in suspects})
+    return [one for one in suspects if not waiting[one.queue] or one.was_overtaken]

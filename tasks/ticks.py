@@ -53,7 +53,12 @@ def _reclaim() -> dict[str, Any]:
     if current.ingest_reclaim_enabled:
         reclaimed = take_over(engine(), current)
         found |= {"leases": reclaimed.leases, "charged": reclaimed.charged, "isolated": reclaimed.isolated}
-    found["rungAgain"] = lost_rings.ring_again(engine(), current, depths=broker.depths)
+    lost: lost_rings.Lost | None = None
+    if current.ingest_queue == "kafka":
+        from tasks.kafka import lag  # noqa: PLC0415 - loads Kafka's client
+
+        lost = lag.lost
+    found["rungAgain"] = lost_rings.ring_again(engine(), current, depths=broker.depths, lost=lost)
     return found
 
 

@@ -90,10 +90,18 @@ class KafkaPublisher:
 
     is_slow: ClassVar[bool] = False
 
-    def __init__(self, bootstrap_servers: str, topic: str, *, options: Mapping[str, str] = NO_OPTIONS) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        *,
+        options: Mapping[str, str] = NO_OPTIONS,
+        named_by: str = "OUTBOX_DESTINATIONS",
+    ) -> None:
         self.bootstrap_servers = bootstrap_servers
         self.topic = topic
         self.options = dict(options)
+        self.named_by = named_by
         self._producer: Producer | None = None
         self._pid = 0
         self._complaints: deque[KafkaError] = deque(maxlen=32)
@@ -207,7 +215,7 @@ class KafkaPublisher:
             case KafkaError() if report.code() in UNACCEPTABLE:
                 return Refused(_too_large(report) if report.code() in TOO_LARGE else _said(report))
             case KafkaError() if report.code() in NO_TOPIC:
-                return Failed(f"Kafka has no topic {self.topic!r}: create it, or correct OUTBOX_DESTINATIONS.")
+                return Failed(f"Kafka has no topic {self.topic!r}: create it, or correct {self.named_by}.")
             case KafkaError() if self._fatal is None and report.code() not in SILENCE:
                 return Failed(_said(report))
         return Failed(f"Kafka has not confirmed it: {self._why()}")

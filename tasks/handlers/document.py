@@ -7,7 +7,6 @@ newer one has replaced is DISCARDED, whichever of the two tasks runs first.
 
 from __future__ import annotations
 
-import importlib
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -20,13 +19,13 @@ from tasks.documents.chroma import Chroma
 from tasks.documents.chunks import Chunk, chunks
 from tasks.documents.extraction import extract
 from tasks.documents.readable import Unreadable
-from tasks.outcomes import Permanent
+from tasks.outcomes import Finish, Permanent
 from tasks.registry import handler
 from tasks.task import Task
 
 
 @handler(store.TYPE, transactional=False, batch=20, soft_limit_seconds=600)
-def ingest_document(task: Task) -> Any:
+def ingest_document(task: Task) -> Finish:
     document_id, revision = _asked(task.payload)
     with engine().connect() as connection:
         stored = store.read(connection, document_id, revision)
@@ -50,8 +49,7 @@ def ingest_document(task: Task) -> Any:
     result = {"documentId": str(document_id), "chunks": len(pieces), "characters": len(found.text)}
     if found.pages is not None:
         result["pages"] = found.pages
-    finish = importlib.import_module("tasks").Finish
-    return finish(partial(_write, document_id, revision, pieces), result)
+    return Finish(partial(_write, document_id, revision, pieces), result)
 
 
 def _asked(payload: Any) -> tuple[uuid.UUID, int]:

@@ -128,7 +128,7 @@ def test_the_workers_of_a_queue_are_seen(celery_setup: Any, monkeypatch: pytest.
     app: Celery = celery_setup.app
     monkeypatch.setattr(broker, "app", app)
     monkeypatch.setattr(why, "app", app)
-    wait_until(lambda: len(why.look("ingest").consumers) == 1, "the worker answers within its second")
+    wait_until(lambda: len(why.look("ingest").consumers or ()) == 1, "the worker answers within its second")
     assert why.look("nowhere") == Seen(0, frozenset())
 
 

@@ -1,4 +1,4 @@
-"""The publisher whose server is a Kafka."""
+"""Publishers whose server is a Kafka."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import pytest
 
+from outbox.publishers import kafka as kafka_module
 from outbox.publishers.kafka import KafkaPublisher
+from outbox.publishers.kafka_rings import KafkaRings
 from tests.nodes.kafka import PRODUCE, KafkaCluster
 from tests.outbox.publishers.case import Case
 
@@ -54,3 +56,19 @@ def kafka(kafka_cluster: KafkaCluster, kafka_publisher: KafkaPublisher, kafka_to
         keeps_order=False,  # between its partitions
     )
     kafka_cluster.fail_requests(PRODUCE, [])
+
+
+@pytest.fixture
+def kafka_rings(kafka_cluster: KafkaCluster, kafka: Case, kafka_topic: str, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """The same with several rings to a record. How long it waits is proved by the other."""
+    monkeypatch.setattr(kafka_module, "PATIENCE_SECONDS", 1.5)
+
+    def arrived() -> list[Any]:
+        return [
+            one for record in kafka_cluster.records(kafka_topic) for one in json.loads(record.value() or b"")["ids"]
+        ]
+
+    def rings(publisher: Any) -> KafkaRings:
+        return KafkaRings("ingest", publisher, queues=("ingest",))
+
+    return Case(rings(kafka.publisher), lambda: rings(kafka.unreachable()), kafka.hanging, arrived, keeps_order=False)

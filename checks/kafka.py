@@ -1,0 +1,21 @@
+"""Whether Kafka can carry the rings, where INGEST_QUEUE says that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from checks.finding import Finding, fail, ok
+from settings import Settings
+
+
+def check(settings: Settings) -> Iterator[Finding]:
+    if settings.ingest_queue != "kafka":
+        return
+    from tasks.kafka.lag import progress  # noqa: PLC0415 - somebody else's `tasks` must not end the doctor
+
+    found = progress(settings)
+    if not found.ends:
+        yield fail("kafka", f"has no topic {settings.kafka_topic!r}", "create it, or correct KAFKA_TOPIC")
+        return
+    waiting = f"{found.waiting:,} messages wait for the group {settings.kafka_group!r}"
+    yield ok("kafka", f"{settings.kafka_topic} has {len(found.ends)} partitions, {waiting}")
