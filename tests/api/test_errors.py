@@ -75,6 +75,7 @@ def test_a_ledger_that_takes_no_writes_is_503(callers: Callers, stack: ServersOf
     read_only = engine().url.update_query_dict({"options": "-c default_transaction_read_only=on"})
     address = read_only.render_as_string(hide_password=False)
     stack.home.write_stack({**stack.addresses, "DATABASE_URL": address.replace("+psycopg2", "")})
+    settings.current.cache_clear()
     refused(caller.submit(), 503, "unreachable")
 
 
