@@ -10,7 +10,17 @@ import uuid
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, Sequence, SmallInteger, Text, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Identity,
+    Index,
+    PrimaryKeyConstraint,
+    Sequence,
+    SmallInteger,
+    Text,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import HOT, Actor, Base, Json, JsonObject, Stamp, quoted, status_check
@@ -116,11 +126,11 @@ class IngestTaskTransition(Base):
     __table_args__ = (
         CheckConstraint(_transition_rule(), name="way"),
         CheckConstraint("attempt_count >= 0", name="attempt_count"),
-        # The history of one task, and pruning it together with its task.
-        Index("ix_ingest_task_transition_task_id", "task_id"),
+        # One index for the history of a task, in its order, and for pruning it: every change of a task writes here.
+        PrimaryKeyConstraint("task_id", "id"),
     )
 
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True))
     task_id: Mapped[uuid.UUID]
     from_status: Mapped[TaskStatus | None]
     to_status: Mapped[TaskStatus]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
+from typing import Final
 
 import metrics
 from tasks.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
@@ -17,29 +18,21 @@ def count(result: str, how_many: int) -> None:
 
 def count_outcomes(outcomes: Mapping[uuid.UUID, Outcome], seconds: Mapping[uuid.UUID, float]) -> None:
     """What tasks were settled as; `seconds` were spent in their handlers, where those were called."""
-    results: dict[str, list[float]] = defaultdict(list)
-    counts = Counter[str]()
+    results: dict[type[Outcome], list[float | None]] = defaultdict(list)
     for task_id, outcome in outcomes.items():
-        result = _result(outcome)
-        counts[result] += 1
-        if task_id in seconds:
-            results[result].append(seconds[task_id])
-    for result, how_many in counts.items():
-        count(result, how_many)
-        metrics.observe_many(metrics.INGEST_TASK_PROCESS_SECONDS.labels(result), results[result])
+        results[type(outcome)].append(seconds.get(task_id))
+    for kind, spent in results.items():
+        count(_RESULTS[kind], len(spent))
+        known = [each for each in spent if each is not None]
+        metrics.observe_many(metrics.INGEST_TASK_PROCESS_SECONDS.labels(_RESULTS[kind]), known)
 
 
-def _result(outcome: Outcome) -> str:
-    match outcome:
-        case Succeeded():
-            return "succeeded"
-        case Retry():
-            return "retry"
-        case Dead():
-            return "dead"
-        case Snoozed():
-            return "snoozed"
-        case Discarded():
-            return "discarded"
-        case Released() | Isolated():
-            return "released"
+_RESULTS: Final[dict[type[Outcome], str]] = {
+    Succeeded: "succeeded",
+    Retry: "retry",
+    Dead: "dead",
+    Snoozed: "snoozed",
+    Discarded: "discarded",
+    Released: "released",
+    Isolated: "released",
+}

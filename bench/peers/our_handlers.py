@@ -13,6 +13,8 @@ from bench.peers.effect import VALUE, pass_gate
 from tasks import Task, handler
 
 MANY: Final = 500
+LARGE: Final = 1000
+SMALL_TASKS: Final = 300  # a batch for tasks that take no time
 ONE_ROW: Final = text("INSERT INTO bench_sink (n, value) VALUES (:n, :value)")
 # bare SQL says the same in raw_sql.py
 MANY_ROWS: Final = text("INSERT INTO bench_sink (n, value) SELECT n, :value FROM unnest(CAST(:n AS bigint[])) AS n")
@@ -23,9 +25,19 @@ def insert(task: Task, db: Session) -> None:
     db.execute(ONE_ROW, {"n": task.payload["n"], "value": VALUE})
 
 
+@handler("bench.small", batch=SMALL_TASKS)
+def insert_small(task: Task, db: Session) -> None:
+    insert(task, db)
+
+
 @handler("bench.many", many=True, batch=MANY)
 def insert_many(tasks: Sequence[Task], db: Session) -> None:
     db.execute(MANY_ROWS, {"n": [task.payload["n"] for task in tasks], "value": VALUE})
+
+
+@handler("bench.large", many=True, batch=LARGE)
+def insert_large(tasks: Sequence[Task], db: Session) -> None:
+    insert_many(tasks, db)
 
 
 @handler("bench.start")

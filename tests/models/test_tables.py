@@ -86,6 +86,7 @@ NONSENSE = [
     ),
     ("sha256", DOCUMENT, {"sha256": "'x'", "content": "'abc'", "size_bytes": "3"}),
     ("size_bytes", DOCUMENT, {"sha256": HASH, "content": "'abc'", "size_bytes": "4"}),
+    ("revision", DOCUMENT, {"sha256": HASH, "content": "'abc'", "size_bytes": "3", "revision": "0"}),
     ("position", CHUNK, {"position": "-1"}),
     ("lease", TICK, {"holder": "'h'", "lease_token": UUID}),
     ("lease", TICK, {"lease_token": UUID, "lease_until": "now()"}),

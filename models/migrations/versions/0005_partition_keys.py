@@ -1,4 +1,5 @@
-"""Partition keys: who is first of a key, and a turn for each task of one; the reasons stand beside the models."""
+"""Partition keys: who is first of a key, and a turn for each task of one; one index less for the history. The reasons
+stand beside the models."""
 
 from __future__ import annotations
 
@@ -16,6 +17,9 @@ UPGRADE = (
        WHERE status IN ('QUEUED', 'RETRYING')""",
     """CREATE INDEX ix_ingest_task_key ON ingest_task (partition_key, key_seq)
        WHERE partition_key IS NOT NULL AND status NOT IN ('SUCCEEDED', 'DISCARDED')""",
+    "ALTER TABLE ingest_task_transition DROP CONSTRAINT pk_ingest_task_transition",
+    "DROP INDEX ix_ingest_task_transition_task_id",
+    "ALTER TABLE ingest_task_transition ADD CONSTRAINT pk_ingest_task_transition PRIMARY KEY (task_id, id)",
     "DROP FUNCTION ingest_submit",
     "DROP FUNCTION ingest_submit_task",
     """CREATE FUNCTION ingest_key_lock(partition_key text) RETURNS void LANGUAGE sql
@@ -175,6 +179,9 @@ BEGIN
     END IF;
     RETURN task;
 END $$""",
+    "ALTER TABLE ingest_task_transition DROP CONSTRAINT pk_ingest_task_transition",
+    "ALTER TABLE ingest_task_transition ADD CONSTRAINT pk_ingest_task_transition PRIMARY KEY (id)",
+    "CREATE INDEX ix_ingest_task_transition_task_id ON ingest_task_transition (task_id)",
     "DROP INDEX ix_ingest_task_key",
     "DROP INDEX ix_ingest_task_due",
     """CREATE INDEX ix_ingest_task_due ON ingest_task (queue, type, coalesce(next_retry_at, '-infinity'), id)
