@@ -44,6 +44,7 @@ class System:
     programs: int = 1
     type: str | None = None  # ours: of its tasks
     foreign: bool = False
+    keys: int = 0  # ours: partition keys that its tasks are spread over
 
 
 PLAIN: Final = (
@@ -66,6 +67,7 @@ OURS_TASK: Final = (
     System("ours, per-task handler, batch 100", "ours", 1, type="bench.task"),
     System("ours, per-task handler, batch 300", "ours", 1, type="bench.small"),
 )
+OURS_KEYED: Final = System("ours, per-task handler, 1,000 partition keys", "ours", 1, type="bench.task", keys=1000)
 OURS_MANY: Final = (
     System("ours, many=True, batch 500", "ours", 1, type="bench.many"),
     System("ours, many=True, batch 1000", "ours", 1, type="bench.large"),
@@ -107,6 +109,7 @@ class Found:
     limit: list[Rate]
     task: list[Rate]
     many: list[Rate]
+    keyed: Rate
     plain_one_by_one: float
     one_by_one: float
     plain_latency: Latency
@@ -139,6 +142,7 @@ def goals(found: Found) -> list[Goal]:
     reached += [
         Goal("many=True : plain Celery", many / plain, 12),
         Goal("many=True : raw SQL", many / limit, 0.8),
+        Goal("1,000 partition keys : no key", found.keyed.per_second / found.task[0].per_second, 0.5),
         Goal("one by one : plain Celery", found.one_by_one / found.plain_one_by_one, 2),
         Goal("submit → start, p50 ms", found.latency.p50_ms, 15, at_most=True),
         Goal("submit → start, p99 ms", found.latency.p99_ms, 60, at_most=True),
@@ -158,7 +162,7 @@ def measure(
     *, count: int, singles: int, rounds: int, with_peers: bool, memory_tasks: tuple[int, int] | None, say: Say
 ) -> Found:
     """All of it, `rounds` times one after the other; of each figure the best round counts, for every system alike."""
-    systems = (*PLAIN, *(PEERS if with_peers else ()), *LIMITS, *OURS_TASK, *OURS_MANY)
+    systems = (*PLAIN, *(PEERS if with_peers else ()), *LIMITS, *OURS_TASK, OURS_KEYED, *OURS_MANY)
     rates: dict[str, list[Rate]] = {system.name: [] for system in systems}
     ones: dict[str, list[float]] = {PLAIN[0].name: [], OURS_TASK[0].name: []}
     waits: dict[str, list[Latency]] = {name: [] for name in ones}
@@ -179,6 +183,7 @@ def measure(
         limit=[best[system.name] for system in LIMITS],
         task=[best[system.name] for system in OURS_TASK],
         many=[best[system.name] for system in OURS_MANY],
+        keyed=best[OURS_KEYED.name],
         plain_one_by_one=max(ones[PLAIN[0].name]),
         one_by_one=max(ones[OURS_TASK[0].name]),
         plain_latency=shortest[PLAIN[0].name],
@@ -285,7 +290,7 @@ def _warm(system: System) -> Iterator[tuple[Engine, Place, list[subprocess.Popen
 
 def _submit(place: Place, system: System, count: int) -> None:
     if system.type:
-        answer(place, "ours", "submit", count, system.type)
+        answer(place, "ours", "submit", count, system.type, 0, system.keys)
     else:
         answer(place, system.module, "submit", count)
 

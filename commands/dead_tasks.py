@@ -1,4 +1,4 @@
-"""requeue-dead, discard-dead, retry-now: what an operator does with tasks that died or wait."""
+"""requeue-dead, discard-dead, discard, retry-now: what an operator does with tasks that died, wait or run."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def register(app: typer.Typer) -> None:
     app.command("requeue-dead")(requeue_dead)
     app.command("discard-dead")(discard_dead)
+    app.command("discard")(discard_one)
     app.command("retry-now")(retry_now)
 
 
@@ -58,6 +59,7 @@ def requeue_dead(
     reason: Reason = None,
     canary: Annotated[int | None, typer.Option(min=1, help="So many first; the others if these succeed.")] = None,
     canary_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the canaries.")] = 300.0,
+    reset_steps: Annotated[bool, typer.Option("--reset-steps", help="Forget the steps they have done.")] = False,
     everything: Everything = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -75,7 +77,7 @@ def requeue_dead(
     total = _agreed_total("requeue", choice, limit, everything=everything, dry_run=dry_run, as_json=as_json)
     if not total:
         return
-    requeued = partial(requeue, engine(), choice, actor=operator(), reason=reason)
+    requeued = partial(requeue, engine(), choice, actor=operator(), reason=reason, reset_steps=reset_steps)
     done, outcome = 0, None
     with until_interrupted() as stopped, rings_leave():
         if canary is not None:
@@ -122,6 +124,26 @@ def discard_dead(
         done = _with_progress("discarded", batches, total, per_second, stopped)
         result = _Result("discarded", done, total, _sync_letters())
     _end(result, is_interrupted=stopped.is_set(), as_json=as_json)
+
+
+def discard_one(
+    task_id: Annotated[uuid.UUID, typer.Argument(metavar="ID", help="The id of a task.")],
+    reason: Reason = None,
+    as_json: Json = False,
+) -> None:
+    """Give up one task that waits, is dead, or runs: a running handler is stopped, and nothing of it is written.
+
+    Example: `manage.py discard 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60 --reason "sent by mistake"`
+    """
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+    from tasks.discard import discard  # noqa: PLC0415
+
+    with rings_leave():
+        done = discard(engine(), task_id, actor=operator(), reason=reason)
+    if as_json:
+        print_json(camel(done))
+    else:
+        console.print(f"{done.task_id} was {done.was}, and is DISCARDED.")
 
 
 def retry_now(

@@ -69,6 +69,7 @@ _DONE: Final = f"""
 # requeue: DEAD → QUEUED, attempts start again, due at once, with its ring. What killed its worker runs alone (P5).
 # Where the others of its partition key went on without it, it has lost its turn, and gets another at the end (P9).
 REQUEUE: Final = text(f"""{_NEXT},
+    forgotten AS (DELETE FROM task_step WHERE :reset_steps AND task_id IN (SELECT id FROM held)),
     locked AS MATERIALIZED (
         SELECT ingest_key_lock(partition_key) FROM (
             SELECT DISTINCT partition_key FROM ingest_task
@@ -180,11 +181,12 @@ def requeue(
     *,
     actor: str,
     reason: str | None = None,
+    reset_steps: bool = False,
     limit: int | None = None,
     batch: int = BATCH,
 ) -> Iterator[list[uuid.UUID]]:
-    """Yields the ids of each batch that was requeued, after its commit."""
-    values = {"actor": actor, "reason": reason or "requeued"}
+    """Yields the ids of each batch that was requeued, after its commit. Steps that are done stay so, unless reset."""
+    values = {"actor": actor, "reason": reason or "requeued", "reset_steps": reset_steps}
     return _in_batches(engine, choice, REQUEUE, limit=limit, batch=batch, values=values)
 
 

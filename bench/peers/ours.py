@@ -32,13 +32,15 @@ def gates() -> None:
     _publish_all()
 
 
-def submit(count: int, type: str, first: int = 0) -> dict[str, float]:
+def submit(count: int, type: str, first: int = 0, keys: int = 0) -> dict[str, float]:
     """In transactions of a thousand; says how long that took, which does not wait for the broker."""
     began_at = time.monotonic()
     with sessions()() as session:
         for start in range(first, first + count, CHUNK):
             numbers = range(start, min(start + CHUNK, first + count))
-            submit_many(session, [NewTask(type, {"n": n}) for n in numbers])
+            submit_many(
+                session, [NewTask(type, {"n": n}, partition_key=f"key {n % keys}" if keys else None) for n in numbers]
+            )
             session.commit()
     seconds = time.monotonic() - began_at
     _publish_all()

@@ -34,6 +34,7 @@ FOUND = Found(
     limit=[Rate("raw SQL", 9000), Rate("raw SQL, larger", 10_000)],
     task=[Rate("ours", 4000)],
     many=[Rate("ours, many", 8000), Rate("ours, many, larger", 7000)],
+    keyed=Rate("ours, keyed", 2000),
     plain_one_by_one=300,
     one_by_one=599,
     plain_latency=Latency(3, 6),
@@ -88,7 +89,10 @@ def test_what_was_found_can_be_printed(found: Found, capsys: pytest.CaptureFixtu
     """Whoever has measured for ten minutes wants to read it."""
     _print_systems(found)
     said = capsys.readouterr().out
-    assert all(rate.system in said for rate in (*found.plain, *found.peers, *found.limit, *found.task, *found.many))
+    assert all(
+        rate.system in said
+        for rate in (*found.plain, *found.peers, *found.limit, *found.task, found.keyed, *found.many)
+    )
 
 
 def test_what_was_not_measured_is_no_goal() -> None:
@@ -159,7 +163,7 @@ def test_the_bench_of_the_ingest_path_measures_and_cleans_up(temporary: Path) ->
     assert len(found["peers"]) == (6 if with_peers else 0)
     assert found.keys() == {field.name for field in dataclasses.fields(Found)}
     assert min(numbers(found)) > 0
-    assert len(said["goals"]) == (9 if with_peers else 8)
+    assert len(said["goals"]) == (10 if with_peers else 9)
     assert still_running(temporary) == []
     assert list(temporary.iterdir()) == []
 
