@@ -7,13 +7,12 @@ CELERIAC_HOME. `docs/configuration.md` and `manage.py config` are made from this
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import (
@@ -29,22 +28,12 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as NotParsed
 
+from home_files import SettingsError as SettingsError  # known by this name everywhere
+from home_files import read_json, read_stack
+
 ROOT: Final = Path(__file__).resolve().parent
-MARK: Final = "MARK"  # the key in stack.json that says which folder and boot it belongs to
 LOOK_UP_SECONDS: Final = 1.0
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
-
-
-class SettingsError(Exception):
-    """A setting is missing or wrong. Carries the same attributes as `models.errors.CeleriacError`."""
-
-    code: ClassVar[str] = "bad_setting"
-    http_status: ClassVar[int] = 500
-    exit_code: ClassVar[int] = 1
-
-    @property
-    def message(self) -> str:
-        return str(self)
 
 
 class NotConfigured(SettingsError):
@@ -360,28 +349,6 @@ def variables(field: str) -> tuple[str, ...]:
     alias = Settings.model_fields[field].validation_alias
     names = alias.choices if isinstance(alias, AliasChoices) else [field]
     return tuple(str(name).upper() for name in names)
-
-
-def read_stack(home: Path) -> dict[str, str]:
-    """The addresses of the stack that runs in this folder. A copy of the folder has none, nor after a reboot."""
-    found = read_json(home / "stack.json")
-    return found if found and found.pop(MARK, None) in (None, mark_of(home)) else {}
-
-
-def mark_of(home: Path) -> str:
-    """What tells a running stack's folder from its copies and from itself before the machine was started again."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{home.stat().st_ino}@{boot.read_text().strip() if boot.exists() else ''}"
-
-
-def read_json(path: Path) -> dict[str, str]:
-    """A small file of names and values that `embedded/` wrote; empty if it is not there."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return {}
-    except (ValueError, TypeError):
-        raise SettingsError(f"{path} is damaged: stop the stack, remove this file and start again.") from None
 
 
 def place(url: str) -> str:

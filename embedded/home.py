@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from home_files import MARK, mark_of, read_json, read_stack
 from models.errors import CeleriacError
-from settings import MARK, mark_of, read_json, read_stack
 
 SECRET_NAMES: Final = ("postgres", "postgres_superuser", "redis", "flower")
 

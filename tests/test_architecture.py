@@ -15,7 +15,7 @@ from settings import ROOT
 
 # The arrow of the design. A module may import from its own place and from places to its left.
 ARROW = (
-    ("settings", "failpoint"),
+    ("home_files", "settings", "failpoint"),
     ("metrics",),
     ("models",),
     ("outbox",),
