@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as NotParsed
 
-from home_files import SettingsError as SettingsError  # known by this name everywhere
+from home_files import SettingsError as SettingsError  # noqa: PLC0414 - known by this name everywhere
 from home_files import read_json, read_stack
 
 ROOT: Final = Path(__file__).resolve().parent
