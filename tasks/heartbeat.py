@@ -116,17 +116,16 @@ class Heartbeat:
     def watch(self) -> None:
         """Interrupt handlers whose task somebody else has decided about."""
         with self._lock:
-            watched = {held.token: held for held in self._held.values() if held.watched and not held.is_lost}
+            watched = {held.token: held for held in self._held.values() if held.watched}
             ids = [held.watched for held in watched.values()]
         if not watched:
             return
         with self._connections().begin() as connection:
             kept = set(connection.execute(STILL_HELD, {"ids": ids, "tokens": list(watched)}).scalars())
         for token, held in watched.items():
-            if token not in kept and held.watched in ids:  # and not settled meanwhile
-                held.is_lost = True
-                if held.interrupt:
-                    held.interrupt(LeaseLost())
+            if token not in kept and held.watched in ids and held.interrupt:  # and not settled meanwhile
+                held.watched = None  # the others of its batch are still ours
+                held.interrupt(LeaseLost())
 
     def close(self) -> None:
         """End the thread and its connection."""

@@ -69,6 +69,7 @@ class Steps:
         self.task_id = task_id
         self.held = held
         self._results: dict[str, Any] | None = None
+        self._is_lost = False  # this task; others of its batch may still be ours
 
     def run(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
         """What the function returned, the first time it returned."""
@@ -102,7 +103,7 @@ class Steps:
             self._move_on(name, done)
 
     def check_lease(self) -> None:
-        if not self.held.is_good:
+        if self._is_lost or not self.held.is_good:
             raise LeaseLost
 
     def _place(self, name: str) -> int:
@@ -120,7 +121,7 @@ class Steps:
         values = {"id": self.task_id, "token": self.held.token, "name": name, "result": written}
         with at_once(self.engine) as connection:
             if connection.execute(statement, values).first() is None:
-                self.held.is_lost = True
+                self._is_lost = True
                 raise LeaseLost
         failpoint("steps.after_keep")
 
