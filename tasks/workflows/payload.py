@@ -25,9 +25,9 @@ LONGEST_SECONDS: Final = 300.0  # that one request may take
 OF_THE_REQUEST: Final = {"model", "messages", "stream", "n"}  # no option may change them
 # A key goes into a header: printable ASCII, no space at its ends.
 WORKFLOW_ID: Final = re.compile(r"[!-~]([ -~]{0,198}[!-~])?")
-NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+NO_OBJECT: Final = "model_type"  # as pydantic calls it
 
-Name = Annotated[str, Field(pattern=NAME)]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
 
 
@@ -44,7 +44,14 @@ class _Json(BaseModel):
 
 
 class _Stage(_Json):
-    name: Name
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, given: str) -> str:
+        if not NAME.fullmatch(given):
+            raise ValueError("it is letters, digits, _ and -, at most 100")
+        return given
 
     def templates(self) -> Any:
         """Where earlier outputs are put in."""
@@ -153,6 +160,8 @@ def parsed(payload: Any) -> Workflow:
 def _said(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"] if part not in ("python", "http", "llm"))
+    if first["type"] == NO_OBJECT and not place:
+        return "it is an object with stages"
     said = first["msg"].removeprefix("Value error, ")
     said = f"{said[0].lower()}{said[1:]}".rstrip(".")
     return f"{place}: {said}" if place else said

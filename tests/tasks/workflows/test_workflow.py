@@ -19,7 +19,7 @@ from tests.outbox import ledger as outbox_ledger
 from tests.outbox.ledger import move
 from tests.outbox.publishers.http_cases import Exchange
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import delivered, scalar, submitted
+from tests.tasks.deliveries import delivered, handled, scalar, submitted
 from tests.tasks.work import task, transitions
 from tests.tasks.workflows.conftest import Configure, configure_for
 from tests.tasks.workflows.flows import (
@@ -300,6 +300,18 @@ def test_whoever_asked_to_be_notified_is_told_the_end(outside: Outside) -> None:
 def test_the_handler_is_as_the_seed_wants_it() -> None:
     handler = find(TYPE)
     assert (handler.max_attempts, handler.backoff, handler.transactional) == (3, (60, 300), False)
+
+
+def test_a_stage_that_takes_too_long_ends_in_the_middle_of_its_request_and_leaves_nothing_open(
+    outside: Outside, caplog: pytest.LogCaptureFixture
+) -> None:
+    with handled(TYPE, find(TYPE).function, transactional=False, batch=1, soft_limit_seconds=0.2):
+        with outside.behaving(Exchange.hang):
+            done = ran(flow(FETCH))
+        assert (done["status"], done["error_code"]) == ("RETRYING", "timeout")
+        again = ran(flow(FETCH))
+    assert again["status"] == "SUCCEEDED"
+    assert "asyncio" not in {record.name for record in caplog.records}
 
 
 def test_a_task_discarded_meanwhile_begins_no_further_stage(outside: Outside) -> None:
