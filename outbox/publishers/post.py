@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Final
 from urllib.parse import unquote, unquote_plus
 
@@ -112,7 +113,7 @@ class Poster:
         self._secret = secret
         self._bearer = bearer
         self._line: _Line | None = None
-        self._url = _parsed(url + path)
+        self._url = _parsed(_joined(url, path))
         self._hidden = _hidden(_parsed(url), bearer or "")
         self.objection = _objection(self._url, secret, allow_http=allow_http)
 
@@ -148,8 +149,7 @@ class Poster:
             network = GuardedNetwork(allow_private=self.allow_private, resolve=self.resolve)
             needs_tls = self._url.scheme == "https"
             pool = httpcore2.AsyncConnectionPool(
-                # made here, because the pool would read the certificates of the system for each connection
-                ssl_context=self.ssl_context or (httpcore2.default_ssl_context() if needs_tls else None),
+                ssl_context=self.ssl_context or (_tls() if needs_tls else None),
                 max_connections=AT_ONCE,
                 keepalive_expiry=self.patience.keep_seconds,
                 network_backend=network,
@@ -251,6 +251,18 @@ def retry_after_seconds(value: bytes, *, now: float) -> float | None:
     except (ValueError, OverflowError):
         return None
     return min(seconds, DAY_SECONDS) if seconds > 0 else None
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: the pool would read all certificates of the system for each connection."""
+    return httpcore2.default_ssl_context()
+
+
+def _joined(url: str, path: str) -> str:
+    """The path goes before the query."""
+    address, mark, query = url.partition("?")
+    return f"{address.rstrip('/')}{path}{mark}{query}" if path else url
 
 
 def _parsed(url: str) -> httpx2.URL:

@@ -12,7 +12,7 @@ from tasks.outcomes import Permanent, storable
 from tasks.workflows.asking import ANSWER_LIMIT, ask
 from tasks.workflows.payload import BadWorkflow, HttpStage
 from tasks.workflows.stage_input import StageInput, StageOutput
-from tasks.workflows.templates import filled
+from tasks.workflows.templates import check_size, filled
 
 
 def check(asked: HttpStage) -> None:
@@ -37,6 +37,7 @@ def _poster(asked: HttpStage) -> Poster:
 
 def _body(asked: HttpStage, given: StageInput) -> Any:
     if "body" in asked.model_fields_set:
+        check_size(asked.body, given.known)
         return filled(asked.body, given.known)
     return {
         "workflowId": given.workflow_id,

@@ -15,7 +15,7 @@ from tasks.outcomes import Permanent
 from tasks.workflows.asking import ANSWER_LIMIT, ask
 from tasks.workflows.payload import BadWorkflow, LlmStage
 from tasks.workflows.stage_input import StageInput, StageOutput
-from tasks.workflows.templates import filled_text
+from tasks.workflows.templates import check_size, filled_text
 
 
 def check(asked: LlmStage) -> None:
@@ -26,6 +26,7 @@ def check(asked: LlmStage) -> None:
 
 def run(asked: LlmStage, given: StageInput) -> StageOutput:
     poster = _poster(asked)
+    check_size(asked.question, given.known)
     question = [{**each, "content": filled_text(each["content"], given.known)} for each in asked.question]
     answer = ask(poster, {**asked.options, "model": asked.model, "messages": question}, given)
     return _read(answer.body, poster, asked)
@@ -36,7 +37,7 @@ def _poster(asked: LlmStage) -> Poster:
     if not knobs.llm_base_url:
         raise BadWorkflow(f"The stage {asked.name!r} asks a language model, and LLM_BASE_URL names none.")
     return Poster(
-        knobs.llm_base_url.rstrip("/"),
+        knobs.llm_base_url,
         path="/chat/completions",
         bearer=knobs.llm_api_key.get_secret_value().strip() or None,
         allow_private=True,

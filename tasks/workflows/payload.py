@@ -138,7 +138,7 @@ class Workflow(_Json):
             if stage.name in known:
                 said = "is the input of all" if stage.name == "input" else "has been there already"
                 raise ValueError(f"the name {stage.name!r} {said}: each stage has a name of its own")
-            if unknown := names_in(stage.templates()) - known:
+            if unknown := names_in(stage.templates()).keys() - known:
                 raise ValueError(
                     f"the stage {stage.name!r} names {{{min(unknown)}}}, and no stage before it is called so; "
                     "{{…}} are braces that stay"

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
+
+from outbox.canonical import MAX_BYTES
+from tasks.outcomes import Permanent
 
 PLACE: Final = re.compile(r"\{\{([A-Za-z0-9_-]+)\}\}|\{([A-Za-z0-9_-]+)\}")
 
@@ -34,17 +38,24 @@ def filled_text(template: str, known: Mapping[str, Any]) -> str:
     return PLACE.sub(lambda place: f"{{{place[1]}}}" if place[2] is None else _text(known[place[2]]), template)
 
 
-def names_in(template: Any) -> set[str]:
-    """What it wants to know."""
+def check_size(template: Any, known: Mapping[str, Any]) -> None:
+    """Before anything is put in: a short text that names a long output many times would fill the memory."""
+    size = sum(times * len(_text(known[name])) for name, times in names_in(template).items())
+    if size > MAX_BYTES:
+        raise Permanent(f"The outputs that it names have {size:,} characters together, and {MAX_BYTES:,} is the most.")
+
+
+def names_in(template: Any) -> Counter[str]:
+    """What it wants to know, and how often."""
     match template:
         case str():
-            return {place[2] for place in PLACE.finditer(template) if place[2] is not None}
+            return Counter(place[2] for place in PLACE.finditer(template) if place[2] is not None)
         case list():
-            return set().union(*map(names_in, template))
+            return sum(map(names_in, template), Counter[str]())
         case dict():
-            return set().union(*map(names_in, template.values()))
+            return sum(map(names_in, template.values()), Counter[str]())
         case _:
-            return set()
+            return Counter()
 
 
 def _text(value: Any) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from tasks import Permanent
 from tasks.registry import BadHandler
 from tasks.workflows import BadWorkflow, check, stage
 from tasks.workflows.payload import parsed
-from tasks.workflows.templates import filled, filled_text, names_in
+from tasks.workflows.templates import check_size, filled, filled_text, names_in
 from tests.tasks.workflows.conftest import Configure
 from tests.tasks.workflows.flows import ASK, FETCH, FLOW, STORE, flow
 
@@ -94,4 +95,10 @@ def test_a_text_that_is_only_a_name_becomes_the_output_itself() -> None:
     assert filled({"x": ["{a}", "{a}!", 7, "{input}", "{{a}}"]}, known) == {
         "x": [{"n": [1]}, '{"n": [1]}!', 7, None, "{a}"]
     }
-    assert names_in({"x": ["{a}", "{{b}}", "{c} {d}"], "{e}": 1}) == {"a", "c", "d"}
+    assert names_in({"x": ["{a}", "{{b}}", "{c} {d}"], "{e}": "{d}"}) == {"a": 1, "c": 1, "d": 2}
+
+
+def test_a_short_text_cannot_become_so_long_that_it_fills_the_memory() -> None:
+    for many in ("{a}" * 5_000, ["{a}"] * 5_000):
+        with pytest.raises(Permanent, match="have 1,310,720,000 characters together"):
+            check_size({"x": many}, {"a": "x" * 262_144})
