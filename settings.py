@@ -241,7 +241,9 @@ class Settings(BaseSettings):
     document_max_seconds: int = knob(120, "processor time that reading one document may take", ge=1, le=280)
 
     # outside services
-    llm_base_url: str = knob("", "address of an OpenAI-compatible API for `llm` stages")
+    llm_base_url: Annotated[str, _url("http", "https")] = knob(
+        "", "address of an OpenAI-compatible API for `llm` stages, as https://host/v1"
+    )
     llm_api_key: SecretStr = knob(SecretStr(""), "its key")
     chroma_base_url: Annotated[str, _url("http", "https")] = knob(
         "", "address of a Chroma server that gets a copy of each chunk; empty: none"

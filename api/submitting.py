@@ -9,6 +9,7 @@ from starlette.requests import Request
 from api.answers import Answer
 from models.engine import sessions
 from models.errors import Misuse
+from tasks import workflows
 from tasks.envelope import NewTask
 from tasks.principals import submit_for
 from tasks.submit import Submitted
@@ -31,7 +32,9 @@ def header_key(request: Request) -> str | None:
 
 
 def submitted(token: Token, new: NewTask, key: str | None) -> Submitted:
-    """In the ledger when this returns."""
+    """In the ledger when this returns. A workflow that could not be run is refused here, by whichever route it came."""
+    if new.type == workflows.TYPE:
+        workflows.check(new.payload)
     with sessions().begin() as session:
         return submit_for(session, token, new, key=key)
 

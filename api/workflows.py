@@ -23,8 +23,8 @@ from tasks.envelope import NewTask
 from tasks.json_lines import read_json
 from tasks.tokens import Scope, Token
 from tasks.views import FINAL, statuses_of
+from tasks.workflows import TYPE
 
-TYPE: Final = "workflow.execute"
 LONGEST_WAIT_SECONDS: Final = 60
 FIRST_LOOK_SECONDS: Final = 0.05
 SLOWEST_LOOK_SECONDS: Final = 0.5

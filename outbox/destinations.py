@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypedDict
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from outbox.publishers.contract import Publisher
 from settings import Settings
+
+if TYPE_CHECKING:
+    from outbox.publishers.post import Patience, Poster
 
 CELERY: Final = "celery:"
 
@@ -53,6 +56,26 @@ def open_destination(name: str, settings: Settings) -> Destination:
         from outbox.publishers.celery import CeleryPublisher  # noqa: PLC0415 - each kind is loaded when it is needed
 
         return Destination(CeleryPublisher(queue, settings.broker_url, declares=declares), is_ring=True)
+    url, options = _address(name, settings)
+    dedup = options.pop("dedup", "") == "1"
+    try:
+        return Destination(_OPENERS[url.scheme](url, options), dedup=dedup)
+    except ValueError as error:
+        raise UnknownDestination(f"The address of {name!r} cannot be used: {error}.") from None
+
+
+def open_poster(name: str, settings: Settings, *, patience: Patience | None = None, body_limit: int = 65_536) -> Poster:
+    """For whoever waits for the answer itself. Only a destination with an http(s) address has one."""
+    from outbox.publishers.post import Poster  # noqa: PLC0415
+
+    url, options = _address(name, settings)
+    if url.scheme not in ("https", "http"):
+        raise UnknownDestination(f"The destination {name!r} has no https:// address, so it cannot be asked.")
+    return Poster(_receiver(url), **_terms(options), patience=patience, body_limit=body_limit)
+
+
+def _address(name: str, settings: Settings) -> tuple[SplitResult, dict[str, str]]:
+    """What OUTBOX_DESTINATIONS says, and the options in it."""
     if name not in settings.outbox_destinations:
         raise UnknownDestination(
             f"There is no destination {name!r}: name it in OUTBOX_DESTINATIONS, or correct the event."
@@ -65,12 +88,7 @@ def open_destination(name: str, settings: Settings) -> Destination:
         raise UnknownDestination(
             f"The address of {name!r} cannot be used: it begins with {url.scheme!r}, which no publisher knows."
         )
-    options = dict(parse_qsl(url.query, keep_blank_values=True))
-    dedup = options.pop("dedup", "") == "1"
-    try:
-        return Destination(_OPENERS[url.scheme](url, options), dedup=dedup)
-    except ValueError as error:
-        raise UnknownDestination(f"The address of {name!r} cannot be used: {error}.") from None
+    return url, dict(parse_qsl(url.query, keep_blank_values=True))
 
 
 def _kafka_rings(queue: str, settings: Settings) -> Publisher:
@@ -111,14 +129,28 @@ def _kafka(url: SplitResult, options: dict[str, str]) -> Publisher:
 def _http(url: SplitResult, options: dict[str, str]) -> Publisher:
     from outbox.publishers.http import HttpPublisher  # noqa: PLC0415
 
+    return HttpPublisher(_receiver(url), **_terms(options))
+
+
+def _receiver(url: SplitResult) -> str:
+    """The address without what is for us."""
     ours = {"secret", "dedup", "allow_private", "allow_http"}  # the rest of the query is the receiver's
     theirs = [part for part in url.query.split("&") if part.partition("=")[0] not in ours]
-    return HttpPublisher(
-        urlunsplit(url._replace(query="&".join(theirs))),
-        secret=options.get("secret"),
-        allow_private=options.get("allow_private") == "1",
-        allow_http=options.get("allow_http") == "1",
-    )
+    return urlunsplit(url._replace(query="&".join(theirs)))
+
+
+class _Terms(TypedDict):
+    secret: str | None
+    allow_private: bool
+    allow_http: bool
+
+
+def _terms(options: dict[str, str]) -> _Terms:
+    return {
+        "secret": options.get("secret"),
+        "allow_private": options.get("allow_private") == "1",
+        "allow_http": options.get("allow_http") == "1",
+    }
 
 
 _OPENERS: Final[dict[str, Callable[[SplitResult, dict[str, str]], Publisher]]] = {

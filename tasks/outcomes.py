@@ -1,9 +1,10 @@
-"""What became of a task, as values; and the three words with which a handler says more than "done" or "failed".
+"""What became of a task, as values; and the four words with which a handler says more than "done" or "failed".
 
     return value            Succeeded, with the value as the task's result
     raise Snooze(seconds)   not yet: again later, no attempt burned
     raise Discard(why)      not needed any more: final, and no failure
     raise Permanent(why)    will never work: DEAD at once
+    raise TryLater(why, s)  a failure as any other, tried again after so many seconds at least
     any other Exception     Retry, or Dead with the last attempt
     SystemExit, Ctrl-C      Released: the worker stops, another one runs it
 
@@ -74,6 +75,16 @@ class Permanent(Verdict):
     """It will never work: DEAD at once, whatever attempts are left."""
 
 
+class TryLater(Verdict):
+    """It failed, and somebody said when to come back: an attempt is burned, and the next one is no sooner than that."""
+
+    def __init__(self, why: str, seconds: float) -> None:
+        if not 0 <= seconds <= LONGEST_SNOOZE_SECONDS:
+            raise ValueError("A wait lasts from 0 seconds to a hundred years.")
+        super().__init__(why)
+        self.seconds = float(seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """What is left to do when the network has answered: rows that commit together with SUCCEEDED, or not at all."""
@@ -107,6 +118,7 @@ class Succeeded:
 @dataclass(frozen=True, slots=True)
 class Retry:
     failure: Failure
+    least_seconds: float = 0.0  # until the next attempt, if that is more than the backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +166,7 @@ def outcome_of_result(result: Any) -> Outcome:
         return Retry(Failure.of(error, ErrorCode.BAD_RESULT))
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> Outcome:  # noqa: PLR0911 - one each
     """What an exception out of a handler means. Whatever does not end a process is a failure (P12)."""
     match error:
         case Snooze(seconds=seconds):
@@ -163,6 +175,8 @@ def outcome_of(error: BaseException) -> Outcome:
             return Discarded(storable(why[:SENTENCE_LIMIT]))
         case Permanent():
             return Dead(Failure.of(error, ErrorCode.PERMANENT))
+        case TryLater(seconds=seconds):
+            return Retry(Failure.of(error), seconds)
         case SystemExit() | KeyboardInterrupt():
             return Released(f"the worker stopped: {type(error).__name__}")
         case LeaseLost():

@@ -117,7 +117,10 @@ class Settlement:
                 statement = _SUCCEEDING[is_keyed, in_batch]
                 return statement, {"result": array(outcome.written for outcome in outcomes), **keyed}
             case Retry():
-                return RETRY, {**_errors(outcomes), "wait_ms": array(self._wait_ms(task) for task, _ in group)}
+                return RETRY, {
+                    **_errors(outcomes),
+                    "wait_ms": array(self._wait_ms(task, outcome) for task, outcome in group),
+                }
             case Dead():
                 queue = self.settings.ingest_dlq_queue
                 columns = {**_errors(outcomes), "dead_letters": f"{rings.RING}{queue}" if queue else ""}
@@ -131,8 +134,10 @@ class Settlement:
             case _:
                 return ISOLATE, _reasons(outcomes)
 
-    def _wait_ms(self, task: Task) -> float:
-        attempt = task.attempt_count + 1
+    def _wait_ms(self, task: Task, failed: Retry) -> float:
+        return max(self._backoff_ms(task.attempt_count + 1), failed.least_seconds * 1000)
+
+    def _backoff_ms(self, attempt: int) -> float:
         if self.handler.backoff:
             return self.handler.backoff[min(attempt, len(self.handler.backoff)) - 1] * 1000
         return backoff_ms(

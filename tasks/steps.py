@@ -129,7 +129,8 @@ class Steps:
         """All of them in one look, when the first is asked for."""
         if self._results is None:
             with at_once(self.engine) as connection:
-                self._results = dict(connection.execute(KNOWN, {"id": self.task_id}).tuples())
+                found = connection.execute(KNOWN, {"id": self.task_id})
+                self._results = {name: result for name, result in found}  # noqa: C416 - a row is no pair to mypy
         return self._results
 
 

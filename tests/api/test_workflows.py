@@ -11,23 +11,29 @@ import anyio.to_thread
 import httpx2
 import pytest
 
-from api import workflows
 from api.app import app
 from models.engine import engine
+from tasks import Permanent
 from tasks.identity import keyed_id
 from tasks.ingest import ingest
 from tasks.tokens import Scope
-from tests.api.callers import FLAKY, Caller, Callers, refused
+from tasks.workflows import StageInput, stage
+from tests.api.callers import Caller, Callers, refused
 from tests.servers import wait_until
 from tests.tasks import work
 
 APPLY = "/api/workflows/apply"
 
 
-@pytest.fixture(autouse=True)
-def _a_handler_that_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a workflow does is not the door's business."""
-    monkeypatch.setattr(workflows, "TYPE", FLAKY)
+@stage("test.greet")
+def greet(given: StageInput) -> Any:
+    if given.input == "nobody":
+        raise Permanent("there is nobody")
+    return f"Hello {given.input}"
+
+
+def workflow(input_: Any = "Ada") -> dict[str, Any]:
+    return {"input": input_, "stages": [{"name": "greet", "kind": "python", "function": "test.greet"}]}
 
 
 @pytest.fixture
@@ -35,38 +41,49 @@ def caller(callers: Callers) -> Caller:
     return callers(Scope.WORKFLOWS_SUBMIT, Scope.TASKS_READ, name="ci")
 
 
-def test_the_type_is_that_of_workflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert workflows.TYPE == "workflow.execute"
-
-
 def test_the_body_is_the_payload_and_the_key_is_the_principals(caller: Caller) -> None:
-    body = {"stages": [{"name": "a"}]}
+    body = workflow()
     first, again = caller.post(APPLY, json=body, key="k"), caller.post(APPLY, json=body, key="k")
     assert (first.status_code, again.status_code) == (202, 200)
-    assert first.json()["taskId"] == again.json()["taskId"] == str(keyed_id(FLAKY, "ci:k"))
+    assert first.json()["taskId"] == again.json()["taskId"] == str(keyed_id("workflow.execute", "ci:k"))
     assert caller.get(first.headers["location"]).json()["payload"] == body
-    refused(caller.post(APPLY, json={}, key="k"), 409, "idempotency_conflict")
+    refused(caller.post(APPLY, json=workflow("Bob"), key="k"), 409, "idempotency_conflict")
     refused(caller.post(APPLY, content=b"{"), 400, "bad_json")
+
+
+def test_a_workflow_that_cannot_be_run_is_refused_before_it_is_stored(caller: Caller) -> None:
+    for bad, sentence in [
+        ({}, "The workflow cannot be run: stages: field required."),
+        ({"stages": [{"name": "a", "kind": "python", "function": "os.system"}]}, "There is no function 'os.system'"),
+        ({"stages": [{"name": "a", "kind": "http", "destination": "nowhere"}]}, "There is no destination 'nowhere'"),
+        ({"stages": [{"name": "a", "kind": "llm", "model": "m", "prompt": "x"}]}, "LLM_BASE_URL names none"),
+    ]:
+        assert sentence in refused(caller.post(APPLY, json=bad), 400, "bad_workflow")
+    assert work.rows() == []
+
+
+def test_the_door_for_all_tasks_refuses_it_too(callers: Callers) -> None:
+    envelope = {"type": "workflow.execute", "payload": {"stages": []}}
+    refused(callers(Scope.TASKS_SUBMIT).post("/api/tasks", json=envelope), 400, "bad_workflow")
 
 
 def test_whoever_waits_gets_the_result(caller: Caller) -> None:
     with worker_of("ci:k"):
-        answer = caller.post(f"{APPLY}?wait=30", json={}, key="k")
+        answer = caller.post(f"{APPLY}?wait=30", json=workflow(), key="k")
     assert answer.status_code == 200
-    assert (answer.json()["status"], answer.json()["result"]) == ("SUCCEEDED", {"attempts": 1})
+    assert (answer.json()["status"], answer.json()["result"]["output"]) == ("SUCCEEDED", "Hello Ada")
 
 
 def test_whoever_waits_for_one_that_dies_gets_the_error(caller: Caller) -> None:
     with worker_of("ci:k"):
-        answer = caller.post(f"{APPLY}?wait=30", json={"permanent": "no such model"}, key="k")
+        answer = caller.post(f"{APPLY}?wait=30", json=workflow("nobody"), key="k")
     assert answer.status_code == 200
-    assert (answer.json()["status"], answer.json()["errorMessage"]) == ("DEAD", "Permanent: no such model")
+    assert (answer.json()["status"], answer.json()["errorMessage"]) == ("DEAD", "Permanent: there is nobody")
 
 
 def test_whoever_waits_in_vain_gets_the_task(caller: Caller) -> None:
     started_at = time.monotonic()
-    answer = caller.post(f"{APPLY}?wait=0.2", json={})
+    answer = caller.post(f"{APPLY}?wait=0.2", json=workflow())
     assert 0.2 <= time.monotonic() - started_at < 5
     assert (answer.status_code, answer.json()["status"], answer.json()["created"]) == (202, "QUEUED", True)
     assert caller.get(answer.headers["location"]).json()["status"] == "QUEUED"
@@ -74,7 +91,7 @@ def test_whoever_waits_in_vain_gets_the_task(caller: Caller) -> None:
 
 def test_nobody_waits_for_ever(caller: Caller) -> None:
     for wait in ("61", "-1", "soon", "nan", "inf"):
-        assert refused(caller.post(f"{APPLY}?wait={wait}", json={}), 400, "misuse").startswith("wait: ")
+        assert refused(caller.post(f"{APPLY}?wait={wait}", json=workflow()), 400, "misuse").startswith("wait: ")
     assert work.rows() == []
 
 
@@ -89,7 +106,8 @@ async def _many_wait(caller: Caller) -> None:
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://api", headers=headers, timeout=60) as client:
         waiting = [
-            asyncio.create_task(client.post(f"{APPLY}?wait=60", json={"n": number})) for number in range(threads + 10)
+            asyncio.create_task(client.post(f"{APPLY}?wait=60", json=workflow(number)))
+            for number in range(threads + 10)
         ]
         while len(ids := await asyncio.to_thread(work.rows, "id")) < len(waiting):
             await asyncio.sleep(0.02)
@@ -98,7 +116,8 @@ async def _many_wait(caller: Caller) -> None:
                 await asyncio.sleep(0.001)  # until nobody looks just now: whoever held on to one would hold it still
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get(f"/api/tasks/{ids[0][0]}")).json()["status"] == "QUEUED"
-        await asyncio.to_thread(ingest, engine(), [id_ for (id_,) in ids])
+        for (id_,) in ids:
+            await asyncio.to_thread(ingest, engine(), [id_])
         answers = await asyncio.gather(*waiting)
     assert {(answer.status_code, answer.json()["status"]) for answer in answers} == {(200, "SUCCEEDED")}
 
@@ -107,7 +126,7 @@ class worker_of:
     """A worker's run of one task, as soon as it is there."""
 
     def __init__(self, key: str) -> None:
-        self.id = keyed_id(FLAKY, key)
+        self.id = keyed_id("workflow.execute", key)
         self.thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> None:

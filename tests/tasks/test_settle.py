@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 import settings
 from models.engine import engine
 from outbox.submitter import submitter
-from tasks import Discard, Permanent, Snooze, guard
+from tasks import Discard, Permanent, Snooze, TryLater, guard
 from tasks.outcomes import (
     Dead,
     Discarded,
@@ -255,6 +255,17 @@ def test_a_snooze_burns_no_attempt_however_often(seconds: float, ledger: Servers
         move(ledger, seconds)
     assert transitions(id_, "message")[-1] == ("snoozed",)
     assert effects() == {}
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(0, 1), (0.5, 1), (3600, 3600)])
+def test_a_failure_that_says_when_to_come_back_burns_an_attempt_and_waits_at_least_so_long(
+    seconds: float, waits: float
+) -> None:
+    ids = inserting({1: raising(TryLater("too many of us", seconds))}, 3, max_attempts=2)
+    delivered(ids)
+    assert rows() == [("SUCCEEDED", 0), ("RETRYING", 1), ("SUCCEEDED", 0)]
+    assert wait_of(ids[1]) == waits
+    assert task(ids[1])["error_message"] == "TryLater: too many of us"
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e300, 4e9, "soon", None])
