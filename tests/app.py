@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import kombu.pools
-
 
 def point_app_at(broker_url: str) -> None:
-    """Whatever an earlier test has made it talk to. If nobody has used it yet, it reads the settings by itself."""
+    """Whatever an earlier test has made of it: another broker, closed pools. If nobody has used it yet, it reads the
+    settings by itself.
+    """
     module: Any = sys.modules.get("tasks.celery")
-    if module is None or not module.app.configured or module.app.conf.broker_url == broker_url:
+    if module is None or not module.app.configured:
         return
     app = module.app
-    app.conf.update(broker_url=broker_url, broker_read_url=broker_url, broker_write_url=broker_url)
     app._pool = app.amqp._producer_pool = None
-    kombu.pools.reset()
+    if app.conf.broker_url != broker_url:
+        app.conf.update(broker_url=broker_url, broker_read_url=broker_url, broker_write_url=broker_url)

@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Protocol
 
 import redis
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
 
 from embedded.home import Home
 from embedded.part import Running
@@ -20,6 +21,7 @@ from models.engine import make_engine
 from models.schema import migrate
 from models.tables import Base
 
+DEADLOCK = "40P01"
 _numbers = itertools.count()
 
 
@@ -139,12 +141,24 @@ RESTART = text("""
 
 
 def truncate_everything(cluster: Cluster) -> None:
-    with cluster.superuser.begin() as connection:
-        connection.execute(text("SET LOCAL lock_timeout = '10s'"))
-        connection.execute(END_LEFT_TRANSACTIONS)
-        if filled := connection.execute(FILLED).scalars().all():
-            connection.execute(text(f"TRUNCATE {', '.join(filled)} CASCADE"))
-        connection.execute(RESTART)
+    """A thread of an earlier test may still write down what it published, and wait for us as we do for it."""
+    for is_last in (False, False, True):
+        try:
+            with cluster.superuser.begin() as connection:
+                _truncate(connection)
+        except OperationalError as error:
+            if is_last or getattr(error.orig, "pgcode", None) != DEADLOCK:
+                raise
+        else:
+            return
+
+
+def _truncate(connection: Connection) -> None:
+    connection.execute(text("SET LOCAL lock_timeout = '10s'"))
+    connection.execute(END_LEFT_TRANSACTIONS)
+    if filled := connection.execute(FILLED).scalars().all():
+        connection.execute(text(f"TRUNCATE {', '.join(filled)} CASCADE"))
+    connection.execute(RESTART)
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float = 30) -> None:

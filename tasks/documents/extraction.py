@@ -19,7 +19,8 @@ from tasks.documents.readable import Extracted, TooMuchText, Unreadable
 from tasks.outcomes import storable
 
 MEMORY_BYTES: Final = 1 << 30  # of address space: what it really uses is less
-PATIENCE: Final = 2  # times its processor time: the machine may be busy
+PATIENCE: Final = 2  # times its processor time, and some seconds to begin with: the machine may be busy
+START_SECONDS: Final = 10
 PROGRAM: Final = Path(__file__).with_name("child.py")
 
 
@@ -55,7 +56,7 @@ def extract(
 
 def _in_a_process(content: bytes, how: dict[str, Any]) -> Extracted:
     """It knows nothing of our environment: there are passwords in it."""
-    patience = PATIENCE * how["cpuSeconds"]
+    patience = START_SECONDS + PATIENCE * how["cpuSeconds"]
     command = [sys.executable, "-I", str(PROGRAM), json.dumps(how)]
     try:
         done = subprocess.run(command, input=content, capture_output=True, env={}, timeout=patience, check=False)

@@ -182,7 +182,7 @@ def test_a_long_handler_keeps_its_place_in_the_group(
     topic: Topic, worker: NewWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever does not poll for max.poll.interval.ms is thrown out: a thread polls meanwhile."""
-    options = {"session.timeout.ms": "500", "heartbeat.interval.ms": "100", "max.poll.interval.ms": "500"}
+    options = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "100", "max.poll.interval.ms": "2000"}
     monkeypatch.setenv("KAFKA_OPTIONS", json.dumps(options))
     monkeypatch.setattr(intake_module, "KEEP_SECONDS", 0.1)
     settings.current.cache_clear()
@@ -191,7 +191,7 @@ def test_a_long_handler_keeps_its_place_in_the_group(
 
     def takes_long(each: Any, db: Any) -> None:
         insert(each, db)
-        slow.wait(1.2)
+        slow.wait(2.7)
 
     SCRIPTS["long"] = takes_long
     ids = submitted_in_sql(1, "test.scripted", json.dumps({"do": "long"}))
