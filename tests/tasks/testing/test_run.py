@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -254,6 +255,20 @@ def test_what_cannot_be_rolled_back_is_refused_in_a_sentence(stack: ServersOfTes
         run("test.pay", {"invoice": 1}, connection)
     with pytest.raises(Misuse, match="a Session or a Connection"):
         run("test.pay", {"invoice": 1}, "db")  # type: ignore[arg-type]
+
+
+def test_a_handler_that_takes_too_long_is_interrupted(db: Session) -> None:
+    with handled("test.sleep", lambda _task, _db: time.sleep(20), soft_limit_seconds=0.05):
+        ran = run("test.sleep", None, db)
+    assert (ran.status, ran.error_code) == ("RETRYING", "timeout")
+
+
+def test_a_failing_assertion_of_a_user_shows_what_happened(db: Session) -> None:
+    """pytest prints the value, whose text says why."""
+    said = repr(run("test.pay", {"invoice": 17, "then": "fail"}, db))
+    assert "RETRYING" in said
+    assert "LookupError: no answer" in said
+    assert "Traceback" not in said
 
 
 def test_a_task_that_is_not_there_is_named(db: Session) -> None:
