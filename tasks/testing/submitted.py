@@ -19,13 +19,15 @@ ANYTHING: Final = object()
 SHOWN: Final = 20
 LONGEST_LINE: Final = 200
 
-# A row that we see and whose transaction is still in progress is our own, of a savepoint or not. xmin has 32 bits, and
-# its age says where it stands; whoever is a million transactions away is certainly somebody else.
-BORN_HERE: Final = """
-    CASE WHEN age(birth.xmin) BETWEEN -1000000 AND 1000000 THEN pg_xact_status(CAST(CAST(
-        CAST(CAST(pg_current_xact_id() AS text) AS bigint) - age(birth.xmin) AS text) AS xid8)) = 'in progress' END"""
+# A row that we see and whose transaction is still in progress is our own, of a savepoint or not. Its xmin has 32 bits;
+# savepoints are numbered after their transaction, and by how much says which number it is in full.
+_OURS: Final = "(SELECT CAST(CAST(pg_current_xact_id() AS text) AS bigint))"
+_LATER: Final = f"mod(CAST(CAST(birth.xmin AS text) AS bigint) - mod({_OURS}, 4294967296) + 4294967296, 4294967296)"
+BORN_HERE: Final = f"""
+    CASE WHEN {_LATER} < 1000000
+         THEN pg_xact_status(CAST(CAST({_OURS} + {_LATER} AS text) AS xid8)) = 'in progress' END"""
 
-# born_here: tasks of this transaction in the order of their submits, but for those of `tasks.testing.run`.
+# submitted_here: tasks of this transaction in the order of their submits, but for those of `tasks.testing.run`.
 SUBMITTED_HERE: Final = text(f"""
     SELECT task.id, type, payload, idempotency_key, partition_key, queue, priority, next_retry_at, status
     FROM ingest_task task JOIN ingest_task_transition birth ON birth.task_id = task.id

@@ -52,12 +52,14 @@ def test_all_ways_to_submit_are_seen_with_savepoints_or_without(db: Session) -> 
 
 def test_tasks_of_others_are_not_ours(db: Session) -> None:
     """Committed before, and meanwhile: this transaction sees them."""
-    submit(db, "test.mail", "ours")
-    with Session(engine()) as other:
-        submit(other, "test.mail", "theirs", run_at=timedelta(hours=1))
-        other.commit()
-    assert db.execute(text("SELECT count(*) FROM ingest_task")).scalar() == 2
-    assert [task.payload for task in submitted(db)] == ["ours"]
+    for payload in range(3):
+        assert [task.payload for task in submitted(db)] == list(range(payload))
+        with Session(engine()) as other:
+            submit(other, "test.mail", "theirs", run_at=timedelta(hours=1))
+            other.commit()
+        submit(db, "test.mail", payload)
+    assert db.execute(text("SELECT count(*) FROM ingest_task")).scalar() == 6
+    assert [task.payload for task in submitted(db)] == [0, 1, 2]
     with engine().begin() as connection:
         for table in ("ingest_task", "ingest_task_transition", "outbox_event"):
             connection.execute(text(f"DELETE FROM {table}"))
