@@ -240,11 +240,19 @@ def test_a_handler_that_ends_it_behind_sqlalchemys_back_loses_the_transaction_an
         connection.rollback()
 
 
-def test_a_handler_that_commits_the_connection_commits_nothing(stack: ServersOfTests) -> None:
-    with handled("test.ends", lambda _task, given: given.connection().commit()), engine().connect() as connection:
-        with pytest.raises(TransactionMisused):
-            run("test.ends", None, connection)
-        connection.rollback()
+def test_a_handler_that_commits_the_connection_commits_nothing_and_whoever_gets_it_next_finds_it_clean(
+    stack: ServersOfTests,
+) -> None:
+    """SQLAlchemy believes that the transaction is over, and gives the connection back as it is."""
+    with (
+        handled("test.ends", lambda _task, given: given.connection().commit()),
+        engine().connect() as connection,
+        pytest.raises(TransactionMisused, match="ended the transaction of your test"),
+    ):
+        run("test.ends", None, connection)
+    with engine().connect() as the_same:
+        assert the_same.execute(text("SELECT count(*) FROM pg_cursors WHERE name = 'celeriac_batch'")).scalar() == 0
+        the_same.commit()
 
 
 def test_what_cannot_be_rolled_back_is_refused_in_a_sentence(stack: ServersOfTests) -> None:
