@@ -41,6 +41,7 @@ LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 PREPARES: Final = "celeriac_prepares"  # for `models/prepared.py`: a connection of our own making
 _USED_AT: Final = "celeriac_used_at"
 _engines: dict[str, Engine] = {}
+Bind = Engine | Connection
 
 
 def make_engine(
@@ -76,11 +77,16 @@ def engine() -> Engine:
 
 
 @contextmanager
-def at_once(bind: Engine) -> Iterator[Connection]:
+def at_once(bind: Bind) -> Iterator[Connection]:
     """A connection on which every statement commits itself: no BEGIN and no COMMIT to wait for.
 
     The driver is told and SQLAlchemy is not: its own way sends two statements to change the mode, and two to go back.
+    A connection that is given, by a test that rolls everything back, gets a savepoint instead.
     """
+    if isinstance(bind, Connection):
+        with bind.begin_nested():
+            yield bind
+        return
     with bind.connect() as connection:
         driver: Any = connection.connection.dbapi_connection
         driver.autocommit = True

@@ -8,7 +8,6 @@ been seen in the ledger for a few of its intervals, a worker that consumes `syst
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import psutil
 import settings
 from models.engine import engine
 from tasks import ticks
+from tasks.actor import HOST
 from tasks.intervals import BEAT_SEEN_SECONDS, intervals
 from tasks.reclaim import take_over
 from tasks.tick_rows import BEAT, tick_age
@@ -26,6 +26,7 @@ from tasks.tick_rows import BEAT, tick_age
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 0.5
+LOOKS_AFTER_LOST: Final = 10
 SILENT_BEATS: Final = 4  # as `manage.py check` counts
 
 
@@ -36,6 +37,7 @@ class Attendant:
         self.children = children
         self.runs_ticks = runs_ticks
         self._known: set[int] = set()
+        self._lost: dict[int, int] = {}  # and how often they are still looked after
         self._started_at = time.monotonic()
         self._due_at = dict.fromkeys(ticks.TICKS, 0.0)
         self._look_at_beat_at = 0.0
@@ -43,6 +45,7 @@ class Attendant:
         self._stopped = threading.Event()
 
     def start(self) -> None:
+        self._known = self.children()
         threading.Thread(target=self._run, name="attendant", daemon=True).start()
 
     def stop(self) -> None:
@@ -65,15 +68,17 @@ class Attendant:
                 self._complained = True
 
     def _take_over_from_lost_children(self) -> None:
+        """More than once: a lease that somebody is locking at this moment is left out."""
         now = self.children()
         lost = {pid for pid in self._known - now if not psutil.pid_exists(pid)}
-        if lost:
-            current = settings.current()
-            if current.ingest_reclaim_enabled:
-                found = take_over(engine(), current, holders=[f"{socket.gethostname()}:{pid}" for pid in lost])
-                if found.leases:
-                    logger.warning("a child was lost: %d tasks charged, %d isolated", found.charged, found.isolated)
         self._known = (self._known | now) - lost
+        self._lost |= dict.fromkeys(lost, LOOKS_AFTER_LOST)
+        current = settings.current()
+        if self._lost and current.ingest_reclaim_enabled:
+            found = take_over(engine(), current, holders=[f"{HOST}:{pid}" for pid in self._lost])
+            if found.leases:
+                logger.warning("a child was lost: %d tasks charged, %d isolated", found.charged, found.isolated)
+        self._lost = {pid: looks - 1 for pid, looks in self._lost.items() if looks > 1}
 
     def _tick_for_beat(self) -> None:
         """Asks for beat now and then; while it is silent, runs what is due."""

@@ -21,14 +21,15 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from failpoint import failpoint
+from models.engine import Bind
 from models.errors import CeleriacError, Unreachable
 from settings import Settings
 from tasks.call import Repeat, call, call_outside, is_serialization_failure
@@ -91,7 +92,7 @@ def _finishing(handler: Handler, finish: Finish) -> Handler:
 class Batch:
     """One claim in the hands of its handler."""
 
-    def __init__(self, engine: Engine, claim: Claim, handler: Handler, settings: Settings) -> None:
+    def __init__(self, engine: Bind, claim: Claim, handler: Handler, settings: Settings) -> None:
         self.engine = engine
         self.claim = claim
         self.handler = handler
@@ -104,7 +105,7 @@ class Batch:
         self.seconds: dict[uuid.UUID, float] = {}  # in the handler, the last time it was called
 
     def run(self) -> None:
-        with heartbeat().holding(self.claim.token, self.claim.deadline) as held, self.limit:
+        with self._holding() as held, self.limit:
             try:
                 if self.handler.transactional and len(self.claim.tasks) > 1:
                     self._together(held)
@@ -119,6 +120,9 @@ class Batch:
             except Exception as error:  # a fault of ours
                 self._give_back(self._blamed(error, ErrorCode.HANDLER_ERROR))
                 raise
+
+    def _holding(self) -> AbstractContextManager[Held]:
+        return heartbeat().holding(self.claim.token, self.claim.deadline)
 
     def _together(self, held: Held) -> None:
         """Afterwards all are settled, or the culprit is, if one is known."""

@@ -142,10 +142,14 @@ def claim(
     lease_seconds: float,
     statement: Prepared = CLAIM,
     durable: bool = False,
+    commits: bool = True,
     **more: Any,
 ) -> Claim:
-    """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler."""
-    if connection.in_transaction():
+    """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler.
+
+    `commits=False` is for a test that will roll back: nobody else sees the claim, so it keeps nobody away.
+    """
+    if commits and connection.in_transaction():
         raise Misuse("A claim commits, and this connection has a transaction open.")
     token = uuid.uuid4()
     deadline = time.monotonic() + lease_seconds
@@ -160,7 +164,8 @@ def claim(
         **more,
     }
     rows = statement.execute(connection, values).all()
-    connection.commit()
+    if commits:
+        connection.commit()
     return _sorted(Claim(token, deadline), rows)
 
 

@@ -84,6 +84,11 @@ BEGIN_BATCH: Final = text("""
 """)
 NO_SUCH_CURSOR: Final = "34000"
 
+# check_deferred: what a COMMIT would find, without one; afterwards constraints are as deferred as they were.
+CHECK_DEFERRED: Final = text("""
+    SAVEPOINT celeriac_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO celeriac_check; RELEASE celeriac_check
+""")
+
 # Of a final state: nothing else; or, where tasks have partition keys, a ring for whoever is first there now (P9).
 _ENDED: Final = f" {_IDS}, '[]'::jsonb"
 _PASSED_ON: Final = f""",

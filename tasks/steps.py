@@ -20,10 +20,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, ParamSpec, TypeVar
 
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 
 from failpoint import failpoint
-from models.engine import at_once
+from models.engine import Bind, at_once
 from models.errors import Misuse
 from outbox.canonical import canonical_json
 from tasks.heartbeat import Held
@@ -64,7 +64,7 @@ KNOWN: Final = text("SELECT name, result FROM task_step WHERE task_id = :id")
 class Steps:
     """The steps of one running task."""
 
-    def __init__(self, engine: Engine, task_id: uuid.UUID, held: Held) -> None:
+    def __init__(self, engine: Bind, task_id: uuid.UUID, held: Held) -> None:
         self.engine = engine
         self.task_id = task_id
         self.held = held
@@ -129,8 +129,7 @@ class Steps:
         """All of them in one look, when the first is asked for."""
         if self._results is None:
             with at_once(self.engine) as connection:
-                found = connection.execute(KNOWN, {"id": self.task_id})
-                self._results = {name: result for name, result in found}  # noqa: C416 - a row is no pair to mypy
+                self._results = dict(map(tuple, connection.execute(KNOWN, {"id": self.task_id})))
         return self._results
 
 

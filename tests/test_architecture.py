@@ -115,6 +115,13 @@ def test_only_the_ledgers_own_clock_is_asked_for_the_time(path: Path) -> None:
     assert not re.search(r"(?<!ledger_)\bnow\(\)|\bclock_timestamp\(\)|\bCURRENT_TIMESTAMP\b", code)
 
 
+@pytest.mark.parametrize("path", own_sources(), ids=str)
+def test_nothing_needs_a_test_runner_but_the_fixtures_for_users(path: Path) -> None:
+    """pytest is no package of production, and `tasks.testing` is for users of any runner."""
+    if path != Path("embedded/pytest_plugin.py"):
+        assert not {"pytest", "embedded.pytest_plugin"} & set(imports(path))
+
+
 def test_words_that_mean_nothing_name_nothing() -> None:
     nothing = {"manager", "helper", "util", "utils", "common", "service", "processor", "info"}
     assert not [str(path) for path in sources() if set(path.stem.split("_")) & nothing]

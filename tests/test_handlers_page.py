@@ -1,0 +1,155 @@
+"""docs/handlers.md is true: its files are a project whose tests pass, its commands and its SQL do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from sqlalchemy import text
+
+from models.engine import engine
+from settings import ROOT
+from tests.servers import ServersOfTests
+from tests.tasks.work import rows
+
+PAGE: Final = (ROOT / "docs" / "handlers.md").read_text()
+BLOCKS: Final = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+FILE: Final = re.compile(r"# ((?:myapp|tests)/\w+\.py)\n")
+
+# What a user has and the page does not show: a client of some service.
+CRM: Final = """
+is_away = False
+pushed = []
+
+
+class NoSuchCustomer(Exception):
+    pass
+
+
+def fetch(name):
+    if is_away:
+        raise ConnectionError("no answer")
+    if name != "ada":
+        raise NoSuchCustomer(name)
+    return {"name": name, "orders": ["a", "b"]}
+
+
+def push(order, key):
+    pushed.append(order)
+"""
+# What the page says in words, for every handler on it.
+SAID: Final = """
+import pytest
+from sqlalchemy import text
+
+from tasks.registry import handlers
+from tasks.testing import run
+
+
+def test_no_handler_of_the_page_is_forgotten():
+    ours = {name for name, one in handlers().items() if one.function.__module__ == "myapp.handlers"}
+    assert ours == {"invoice.import", "invoice.bulk", "crm.sync", "invoice.remind", "stock.move"}
+
+
+@pytest.mark.parametrize(("total", "status"), [(1, "SUCCEEDED"), (0, "DISCARDED"), (-1, "RETRYING")])
+def test_outcomes(db, total, status):
+    db.execute(text("INSERT INTO invoice VALUES (1, :total)"), {"total": total})
+    ran = run("invoice.remind", {"number": 1}, db)
+    assert (ran.status, ran.attempt_count) == (status, 0)
+
+
+def test_what_will_never_work_is_dead_at_once(db):
+    assert run("invoice.remind", {"number": 1}, db).status == "DEAD"
+    assert run("crm.sync", {"customer": "nobody"}, db).error_code == "permanent"
+
+
+def test_a_real_worker(stack):
+    import time
+
+    from sqlalchemy.orm import Session
+
+    from myapp.orders import import_all
+
+    with Session(stack.engine) as session:
+        import_all(session, [{"number": n, "total": n} for n in range(3)])
+        session.commit()
+    with stack.worker(), stack.engine.connect() as connection:
+        deadline = time.monotonic() + 20
+        while connection.execute(text("SELECT count(*) FROM invoice")).scalar() < 3:
+            assert time.monotonic() < deadline
+            connection.rollback()
+            time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page, block after block; a test of ours and a stand-in for a service."""
+    folder = tmp_path_factory.mktemp("a users project")
+    for name in ("myapp", "tests"):
+        (folder / name).mkdir()
+    (folder / "myapp" / "__init__.py").touch()
+    (folder / "myapp" / "crm.py").write_text(CRM)
+    (folder / "tests" / "test_what_is_said.py").write_text(SAID)
+    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    for language, block in BLOCKS:
+        if language == "python":
+            belongs = FILE.match(block)
+            assert belongs, f"nobody knows where this belongs:\n{block}"
+            with (folder / belongs[1]).open("a") as file:
+                file.write(f"\n\n{block}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def their_tests(project: Path) -> Iterator[subprocess.Popen[str]]:
+    """With servers of its own, as on a user's machine; meanwhile other tests run here."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    environment = _environment(project) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    with subprocess.Popen(
+        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        yield running
+        running.terminate()
+
+
+def test_every_block_is_of_a_kind_that_is_executed() -> None:
+    assert {language for language, _ in BLOCKS} == {"python", "sh", "sql"}
+    assert len(BLOCKS) > 10
+
+
+def test_its_commands_and_its_sql_submit_what_they_say(
+    project: Path, stack: ServersOfTests, their_tests: subprocess.Popen[str]
+) -> None:
+    scripts = [block for language, block in BLOCKS if language == "sh"]
+    script = "set -e\n" + "\n".join(scripts).replace("./manage.py", f'"{sys.executable}" "{ROOT}/manage.py"')
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=project, env=_environment(project), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with engine().begin() as connection:
+        for language, block in BLOCKS:
+            if language == "sql":
+                connection.execute(text(block.replace(":", r"\:")))
+    assert rows("type, payload->>'number', idempotency_key") == [
+        ("invoice.import", "17", "invoice 17"),
+        ("invoice.bulk", "19", None),
+        ("invoice.import", "18", "invoice 18"),
+    ]
+
+
+def test_the_project_of_the_page_passes_its_tests(their_tests: subprocess.Popen[str]) -> None:
+    said, _ = their_tests.communicate(timeout=60)
+    assert their_tests.returncode == 0, said
+    assert re.search(r"^12 passed", said, re.MULTILINE), said
+
+
+def _environment(project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(project), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "INGEST_HANDLERS": "myapp.handlers", "PYTHONDONTWRITEBYTECODE": "1"}
