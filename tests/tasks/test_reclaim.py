@@ -20,7 +20,7 @@ import failpoint
 import settings
 from models.engine import engine, forget_inherited_connections, sessions
 from tasks import NewTask, Task, guard, handler, submit_many
-from tasks.actor import actor
+from tasks.actor import HOST, actor
 from tasks.attendant import Attendant
 from tasks.heartbeat import heartbeat
 from tasks.ingest import ingest
@@ -209,6 +209,33 @@ def test_a_killed_child_is_taken_over_at_once_by_its_parent(ledger: ServersOfTes
     children.discard(pid)
     attendant.look()
     assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "worker_lost")]
+
+
+def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked_is_not_forgotten() -> None:
+    ids = submitted(1)
+    children = {gone()}
+    (pid,) = children
+    with engine().connect() as connection:
+        guard.claim(connection, ids, handlers=handlers(), holder=f"{HOST}:{pid}", lease_seconds=LEASE)
+    attendant = Attendant(lambda: set(children), runs_ticks=False)
+    attendant.start()
+    attendant.stop()
+    children.clear()
+    with engine().connect() as somebody:
+        somebody.execute(text("SELECT FROM task_lease FOR UPDATE"))
+        attendant.look()
+        assert rows("status") == [("RUNNING",)]
+    attendant.look()
+    assert rows("status, error_code") == [("RETRYING", "worker_lost")]
+
+
+def gone() -> int:
+    """The pid of a process that has ended."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
 
 
 def test_a_worker_ticks_by_itself_while_beat_is_silent(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
