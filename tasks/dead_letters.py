@@ -104,7 +104,6 @@ DISCARD: Final = text(f"""{_NEXT},
                                           'attemptCount', attempt_count, 'errorMessage', error_message), at
         FROM gone CROSS JOIN clock WHERE notify IS NOT NULL),
     {keys.freed("gone")},
-    marked AS (UPDATE ingest_task task SET rung_at = at FROM freed, clock WHERE task.id = freed.id),
     {rings.rung("freed")}
     SELECT {_DONE}, ours FROM rings
 """)
