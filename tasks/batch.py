@@ -121,10 +121,21 @@ class Batch:
                 raise
 
     def _together(self, held: Held) -> None:
-        """Afterwards all are settled, or the culprit is, if one is known."""
+        """Afterwards all are settled, or the culprit is, if one is known.
+
+        Not one that ran after others of its partition key: what it saw of them was rolled back, so it has yet to run
+        in its turn (P9).
+        """
         broken = self._attempt(self.claim.tasks, self.handler, held)
-        if broken and broken.culprit:
+        if broken and broken.culprit and not self._is_behind(broken.culprit[0]):
             self._settle(*broken.culprit)
+
+    def _is_behind(self, task: Task) -> bool:
+        """Another of its partition key in this batch."""
+        return task.partition_key is not None and any(
+            other.partition_key == task.partition_key and (other.key_seq or 0) < (task.key_seq or 0)
+            for other in self.unsettled.values()
+        )
 
     def _alone(self, task: Task, held: Held) -> None:
         if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
