@@ -35,7 +35,7 @@ from tasks.call import Repeat, call, call_outside, is_serialization_failure
 from tasks.counting import count, count_outcomes
 from tasks.guard import Claim
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused, handler_session
-from tasks.heartbeat import Held, heartbeat
+from tasks.heartbeat import Held, Watched, heartbeat
 from tasks.limits import SoftLimit
 from tasks.outcomes import (
     SENTENCE_LIMIT,
@@ -157,13 +157,13 @@ class Batch:
     def _outside(self, task: Task, held: Held) -> None:
         """No transaction is open while its handler runs; how long that takes is between it and its limits."""
         self.running = [task]
-        held.watched, held.interrupt = task.id, self.limit.interrupt
+        held.watched = Watched(task.id, self.limit.interrupter_of_next_call())
         with_steps = replace(task, steps=Steps(self.engine, task.id, held))
         started_at = time.monotonic()
         try:
             outcome = call_outside(self.handler, with_steps, held, self.limit)
         finally:
-            held.watched = held.interrupt = None
+            held.watched = None
             self.seconds[task.id] = time.monotonic() - started_at
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)
