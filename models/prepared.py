@@ -32,9 +32,9 @@ class Prepared:
         self.text: Final[TextClause] = text(before + statement)
         compiled = text(statement).compile(dialect=_NUMBERED)
         self.name: Final = f"celeriac_{hashlib.sha256(statement.encode()).hexdigest()[:16]}"
-        self.preparing: Final = f"AS {compiled}".replace("%", "%%")
-        self.before: Final = before
-        self.arguments: Final = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
+        arguments = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
+        self._prepares: Final = f" AS {compiled}".replace("%", "%%")
+        self._executes: Final = (f"{before} EXECUTE ", f"({arguments})")
 
     def execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
         if not (connection.get_execution_options().get(PREPARES) and settings.current().ledger_prepared_statements):
@@ -42,6 +42,12 @@ class Prepared:
         known: dict[str, str] = connection.info.setdefault(_KEY, {})
         if self.name not in known:
             name = f"{self.name}_{next(_numbers)}"  # never tried before: a time limit may strike before it is known
-            connection.exec_driver_sql(f"PREPARE {name} {self.preparing}")
+            connection.exec_driver_sql(self.preparing(name))
             known[self.name] = name
-        return connection.exec_driver_sql(f"{self.before} EXECUTE {known[self.name]}({self.arguments})", dict(values))
+        return connection.exec_driver_sql(self.executing(known[self.name]), dict(values))
+
+    def preparing(self, name: str) -> str:
+        return f"PREPARE {name}{self._prepares}"
+
+    def executing(self, name: str) -> str:
+        return name.join(self._executes)
