@@ -1,4 +1,4 @@
-"""Handlers outside a transaction: long, interruptible, and their last rows commit with SUCCEEDED or not at all."""
+"""Handlers outside a transaction: within their limits, interrupted when they are discarded, and alone in that."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 import failpoint
 import settings
 from models.engine import at_once, engine
-from tasks import Discard, Finish, LeaseLost, Permanent, Snooze
+from tasks import Finish, LeaseLost
 from tasks.heartbeat import Held, Watched, heartbeat
 from tasks.ingest import ingest
 from tasks.limits import SoftLimit, SoftTimeLimit
 from tasks.reclaim import Reclaimed, take_over
-from tasks.registry import BadHandler, handler
 from tasks.task import Task
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
@@ -33,11 +31,10 @@ from tests.tasks.deliveries import (
     leases,
     scalar,
     submitted,
-    take_away,
     watching,
 )
-from tests.tasks.lost_workers import killed, later, start_child, taken_over
-from tests.tasks.work import OnPurpose, effects, insert, rings, task
+from tests.tasks.lost_workers import later, start_child, taken_over
+from tests.tasks.work import OnPurpose, effects, insert, task
 
 TYPE = "test.outside"
 OPEN = """SELECT count(*) FROM pg_stat_activity
@@ -230,178 +227,6 @@ def test_a_task_that_ends_while_it_is_looked_at_costs_its_lease_nothing() -> Non
         assert (held.is_good, held.is_lost, len(told)) == (False, False, 1)
         held.watched = None
         assert held.is_good, "the next task of the same lease is not lost with it"
-
-
-def test_a_finish_commits_with_succeeded_and_its_result() -> None:
-    id_ = ran(lambda each: Finish(lambda db: insert(each, db), {"rows": 1}))
-    assert (task(id_)["status"], task(id_)["result"], effects()) == ("SUCCEEDED", {"rows": 1}, {id_: 1})
-    assert scalar("SELECT count(DISTINCT xmin::text) FROM (SELECT xmin FROM test_sink UNION ALL"
-                  " SELECT xmin FROM ingest_task) AS found") == 1, "one transaction"  # fmt: skip
-
-
-@pytest.mark.guarantee
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (Discard("old"), ("DISCARDED", 0, None)),
-        (Permanent("never"), ("DEAD", 1, "permanent")),
-        (Snooze(60), ("RETRYING", 0, None)),
-        (OnPurpose("no"), ("RETRYING", 1, "handler_error")),
-        (KeyError("mine"), ("DEAD", 1, "permanent")),
-    ],
-    ids=lambda each: type(each).__name__,
-)
-def test_a_finish_that_does_not_succeed_leaves_nothing(error: Exception, expected: Any) -> None:
-    def fail(each: Task, db: Session) -> None:
-        insert(each, db)
-        raise error
-
-    id_ = ran(lambda each: Finish(lambda db: fail(each, db), 1), permanent=[KeyError])
-    assert (state(id_), effects(), leases()) == (expected, {}, 0)
-
-
-def test_a_finish_that_the_database_refuses_is_repeated_or_fails_and_the_handler_is_not_called_again() -> None:
-    called: list[str] = []
-
-    def write(each: Task, db: Session) -> None:
-        insert(each, db)
-        called.append("write")
-        if called.count("write") < 3:
-            db.execute(text("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"))
-
-    def work(each: Task) -> Finish:
-        called.append("handler")
-        return Finish(lambda db: write(each, db))
-
-    id_ = ran(work)
-    assert called == ["handler", "write", "write", "write"]
-    assert (state(id_), effects()) == (("SUCCEEDED", 0, None), {id_: 1})
-
-
-@pytest.mark.parametrize("what", ["bad result", "commit", "deferred"])
-def test_a_finish_that_cannot_be_committed_is_the_tasks_failure(what: str) -> None:
-    def write(each: Task, db: Session) -> None:
-        insert(each, db)
-        if what == "commit":
-            db.commit()
-        if what == "deferred":
-            db.execute(text("CREATE TEMP TABLE one (n int UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP"))
-            db.execute(text("INSERT INTO one VALUES (1), (1)"))
-
-    id_ = ran(lambda each: Finish(lambda db: write(each, db), object() if what == "bad result" else None))
-    assert state(id_)[:2] == ("RETRYING", 1)
-    assert (effects(), leases()) == ({}, 0)
-
-
-@pytest.mark.parametrize("when", ["before", "in"])
-def test_a_lease_that_is_lost_between_the_handler_and_its_last_write_leaves_nothing(when: str) -> None:
-    def write(each: Task, db: Session) -> None:
-        insert(each, db)
-        if when == "in":
-            take_away(each.id)
-
-    def work(each: Task) -> Finish:
-        if when == "before":
-            take_away(each.id)
-        return Finish(lambda db: write(each, db))
-
-    id_ = ran(work)
-    assert (state(id_)[0], effects(), audits(), leases()) == ("RUNNING", {}, [(id_, "late_success")], 0)
-
-
-@pytest.mark.guarantee
-@pytest.mark.parametrize(("place", "is_done"), [
-    ("ingest.in_handler=kill@1", False), ("ingest.in_handler=kill@2", False),
-    ("ingest.after_effect=kill", False), ("ingest.after_settle=kill", True),
-])  # fmt: skip
-def test_a_worker_killed_around_its_last_write_leaves_it_with_succeeded_or_not_at_all(
-    place: str, is_done: bool, ledger: ServersOfTests
-) -> None:
-    def work(each: Task) -> Finish:
-        return Finish(lambda db: insert(each, db))
-
-    with handled(TYPE, work, transactional=False, backoff=[0]):
-        (id_,) = submitted(1, TYPE)
-        killed([id_], place)
-        assert (task(id_)["status"], effects()) == (("SUCCEEDED", {id_: 1}) if is_done else ("RUNNING", {}))
-        taken_over(ledger)
-        delivered([id_])
-    assert (task(id_)["status"], effects()) == ("SUCCEEDED", {id_: 1})
-
-
-class Business(Exception): ...
-
-
-class NoSuchCustomer(Business): ...
-
-
-class Flaky(NoSuchCustomer): ...
-
-
-RULES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({}, Business, "RETRYING"),
-    ({"permanent": [Business]}, Business, "DEAD"),
-    ({"permanent": [Business]}, NoSuchCustomer, "DEAD"),
-    ({"permanent": [NoSuchCustomer]}, Business, "RETRYING"),
-    ({"retriable": [Business]}, NoSuchCustomer, "RETRYING"),
-    ({"retriable": [NoSuchCustomer]}, Business, "DEAD"),
-    ({"retriable": [TimeoutError], "permanent": [Business]}, OSError, "RETRYING"),
-    ({"retriable": [Flaky], "permanent": [Business]}, Flaky, "RETRYING"),
-    ({"retriable": [Business], "permanent": [NoSuchCustomer]}, Flaky, "DEAD"),
-    ({"retriable": [OSError]}, TimeoutError, "RETRYING"),
-]
-
-
-@pytest.mark.parametrize("transactional", [True, False])
-def test_the_nearest_class_that_is_named_decides(transactional: bool) -> None:
-    for rules, error, expected in RULES:
-        decides(rules, error, expected, transactional)
-
-
-def decides(rules: dict[str, Any], error: type[Exception], expected: str, transactional: bool) -> None:
-    def inside(_task: Task, _db: Session) -> None:
-        raise error
-
-    def outside(_task: Task) -> None:
-        raise error
-
-    with handled(TYPE, inside if transactional else outside, transactional=transactional, **rules):
-        (id_,) = submitted(1, TYPE)
-        delivered([id_])
-    assert state(id_)[:2] == (expected, 1), (rules, error)
-
-
-def test_an_error_of_both_kinds_and_what_is_no_error_are_refused_at_the_start() -> None:
-    for bad in ({"retriable": [Business], "permanent": [Business]}, {"permanent": ["Business"]}, {"retriable": [int]}):
-        with pytest.raises(BadHandler):
-            handler("test.bad", **bad)(insert)
-
-
-def test_the_words_of_a_handler_are_stronger_than_its_lists() -> None:
-    for error, expected in ((Snooze(60), "RETRYING"), (Discard("no"), "DISCARDED")):
-
-        def fail(_task: Task, error: Exception = error) -> None:
-            raise error
-
-        assert state(ran(fail, permanent=[Exception]))[0] == expected
-
-
-def test_each_failure_waits_as_long_as_the_list_says_and_then_as_the_last() -> None:
-    def fail(_task: Task) -> None:
-        raise OnPurpose
-
-    with handled(TYPE, fail, transactional=False, backoff=[60, 300], max_attempts=5):
-        (id_,) = submitted(1, TYPE)
-        waits = []
-        for _ in range(4):
-            delivered([id_])
-            found = task(id_)
-            waits.append(round((found["next_retry_at"] - found["updated_at"]).total_seconds()))
-            assert rings()[-1].due_at == found["next_retry_at"]
-            change(id_, "next_retry_at = ledger_now()")
-        delivered([id_])
-    assert waits == [60, 300, 300, 300]
-    assert state(id_) == ("DEAD", 5, "handler_error")
 
 
 def test_an_exception_in_the_finally_of_a_handler_is_its_failure_and_the_batch_goes_on() -> None:
