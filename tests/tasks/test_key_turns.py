@@ -156,6 +156,7 @@ def test_keys_with_nothing_but_skipped_dead_do_not_hide_those_that_come_after_th
                 last = last_ring()
                 lost()
                 rung |= rung_since(last)
+            assert submitter().flush(20)
             settings.current.cache_clear()
     assert rung == heads
 
