@@ -67,7 +67,7 @@ def storm(stack: ServersOfTests, dice: random.Random, *, seconds: float) -> int:
     workers: dict[int, float] = {}
     while time.monotonic() < deadline and (open_ids() or leases()):
         while len(workers) < 2:
-            place = f"{dice.choice(PLACES)}=kill@{dice.randint(1, 12)}" if dice.random() < 0.6 else ""
+            place = f"{dice.choice(PLACES)}=kill@{dice.randint(1, 4)}"  # soon, or a quick machine is done before
             seed = dice.random()
             pid = start_child(lambda seed=seed: work(random.Random(seed)), failpoints=place)  # type: ignore[misc]
             workers[pid] = time.monotonic() + dice.uniform(0.1, 0.6)
@@ -104,7 +104,7 @@ def weather(stack: ServersOfTests, *, tasks: int, keys: int, seconds: float) -> 
         work(dice)
     assert set(rows("status")) == {("SUCCEEDED",)}
     check_order()
-    assert killed > 3, "nobody was killed: nothing is proved"
+    assert killed > 10, "nobody was killed: nothing is proved"
     assert scalar(
         "SELECT count(*) FROM ingest_task_transition WHERE from_status = 'RUNNING' AND to_status = 'RETRYING'"
     )
