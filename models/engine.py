@@ -40,6 +40,7 @@ REST_SECONDS: Final = (
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 PREPARES: Final = "celeriac_prepares"  # for `models/prepared.py`: a connection of our own making
 _USED_AT: Final = "celeriac_used_at"
+_AT_ONCE: Final = "celeriac_at_once"
 _engines: dict[str, Engine] = {}
 Bind = Engine | Connection
 
@@ -89,6 +90,7 @@ def at_once(bind: Bind) -> Iterator[Connection]:
         return
     with bind.connect() as connection:
         driver: Any = connection.connection.dbapi_connection
+        connection.info[_AT_ONCE] = True  # a time limit may strike anywhere below: the next checkout looks
         driver.autocommit = True
         try:
             yield connection
@@ -96,6 +98,7 @@ def at_once(bind: Bind) -> Iterator[Connection]:
             connection.rollback()  # nothing is open; SQLAlchemy believes so too
             if not driver.closed:
                 driver.autocommit = False
+                connection.info.pop(_AT_ONCE, None)
 
 
 def sessions() -> sessionmaker[Session]:
@@ -134,14 +137,17 @@ def _note_use(_connection: DBAPIConnection | None, record: ConnectionPoolEntry) 
 
 
 def _ping_if_in_doubt(
-    dialect: Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _proxy: PoolProxiedConnection
+    dialect: Dialect, connection: Any, record: ConnectionPoolEntry, _proxy: PoolProxiedConnection
 ) -> None:
     """A server that was restarted meanwhile costs a new connection, and not the caller's statement."""
     used_at = record.info.get(_USED_AT)
     if used_at is None:  # it is new
         return
-    if time.monotonic() - used_at > REST_SECONDS or _was_spoken_to(connection):
+    was_interrupted = record.info.pop(_AT_ONCE, False)
+    if was_interrupted or time.monotonic() - used_at > REST_SECONDS or _was_spoken_to(connection):
         try:
+            if was_interrupted:
+                connection.autocommit = False
             dialect.do_ping(connection)
         except dialect.loaded_dbapi.Error as error:
             raise DisconnectionError from error

@@ -9,6 +9,7 @@ sends the text each time.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ import settings
 from models.engine import PREPARES
 
 _KEY: Final = "celeriac_prepared"
+_numbers = itertools.count()
 _NUMBERED: Final = PGDialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
 
@@ -30,15 +32,22 @@ class Prepared:
         self.text: Final[TextClause] = text(before + statement)
         compiled = text(statement).compile(dialect=_NUMBERED)
         self.name: Final = f"celeriac_{hashlib.sha256(statement.encode()).hexdigest()[:16]}"
-        self.preparing: Final = f"PREPARE {self.name} AS {compiled}".replace("%", "%%")
         arguments = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
-        self.executing: Final = f"{before} EXECUTE {self.name}({arguments})"
+        self._prepares: Final = f" AS {compiled}".replace("%", "%%")
+        self._executes: Final = (f"{before} EXECUTE ", f"({arguments})")
 
     def execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
         if not (connection.get_execution_options().get(PREPARES) and settings.current().ledger_prepared_statements):
             return connection.execute(self.text, values)
-        known: set[str] = connection.info.setdefault(_KEY, set())
+        known: dict[str, str] = connection.info.setdefault(_KEY, {})
         if self.name not in known:
-            connection.exec_driver_sql(self.preparing)
-            known.add(self.name)
-        return connection.exec_driver_sql(self.executing, dict(values))
+            name = f"{self.name}_{next(_numbers)}"  # never tried before: a time limit may strike before it is known
+            connection.exec_driver_sql(self.preparing(name))
+            known[self.name] = name
+        return connection.exec_driver_sql(self.executing(known[self.name]), dict(values))
+
+    def preparing(self, name: str) -> str:
+        return f"PREPARE {name}{self._prepares}"
+
+    def executing(self, name: str) -> str:
+        return name.join(self._executes)

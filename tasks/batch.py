@@ -36,7 +36,7 @@ from tasks.call import Repeat, call, call_outside, is_serialization_failure
 from tasks.counting import count, count_outcomes
 from tasks.guard import Claim
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused, handler_session
-from tasks.heartbeat import Held, heartbeat
+from tasks.heartbeat import Held, Watched, heartbeat
 from tasks.limits import SoftLimit
 from tasks.outcomes import (
     SENTENCE_LIMIT,
@@ -125,10 +125,21 @@ class Batch:
         return heartbeat().holding(self.claim.token, self.claim.deadline)
 
     def _together(self, held: Held) -> None:
-        """Afterwards all are settled, or the culprit is, if one is known."""
+        """Afterwards all are settled, or the culprit is, if one is known.
+
+        Not one that ran after others of its partition key: what it saw of them was rolled back, so it has yet to run
+        in its turn (P9).
+        """
         broken = self._attempt(self.claim.tasks, self.handler, held)
-        if broken and broken.culprit:
+        if broken and broken.culprit and not self._is_behind(broken.culprit[0]):
             self._settle(*broken.culprit)
+
+    def _is_behind(self, task: Task) -> bool:
+        """Another of its partition key in this batch."""
+        return task.partition_key is not None and any(
+            other.partition_key == task.partition_key and (other.key_seq or 0) < (task.key_seq or 0)
+            for other in self.unsettled.values()
+        )
 
     def _alone(self, task: Task, held: Held) -> None:
         if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
@@ -150,13 +161,13 @@ class Batch:
     def _outside(self, task: Task, held: Held) -> None:
         """No transaction is open while its handler runs; how long that takes is between it and its limits."""
         self.running = [task]
-        held.watched, held.interrupt = task.id, self.limit.interrupt
+        held.watched = Watched(task.id, self.limit.interrupter_of_next_call())
         with_steps = replace(task, steps=Steps(self.engine, task.id, held))
         started_at = time.monotonic()
         try:
             outcome = call_outside(self.handler, with_steps, held, self.limit)
         finally:
-            held.watched = held.interrupt = None
+            held.watched = None
             self.seconds[task.id] = time.monotonic() - started_at
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)

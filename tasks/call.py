@@ -26,6 +26,7 @@ from tasks.outcomes import (
     outcome_of_result,
 )
 from tasks.registry import Handler
+from tasks.steps import StepsLost
 from tasks.task import Task
 
 SERIALIZATION_FAILURES: Final = {"40001", "40P01"}  # never a task's fault, and gone the next time (P14)
@@ -99,9 +100,9 @@ def _failed(error: BaseException, db: HandlerSession | None, handler: Handler) -
             return Retry(Failure.of(error, ErrorCode.TRANSACTION_MISUSED))
         case SoftTimeLimit():
             return Retry(Failure.of(error, ErrorCode.TIMEOUT))
-        case Verdict() | LeaseLost():
-            return outcome_of(error)
-        case Exception() if handler.dies_of(error):
+        case StepsLost():  # no error of the handler's own
+            return Retry(Failure.of(error, ErrorCode.LEDGER_LOST))
+        case Exception() if not isinstance(error, Verdict | LeaseLost) and handler.dies_of(error):
             return Dead(Failure.of(error, ErrorCode.PERMANENT))
         case _:
             return outcome_of(error)

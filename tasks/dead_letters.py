@@ -67,7 +67,8 @@ _DONE: Final = f"""
     (SELECT finished_at FROM page {_LAST}), (SELECT id FROM page {_LAST}), (SELECT array_agg(id) FROM held)"""
 
 # requeue: DEAD → QUEUED, attempts start again, due at once, with its ring. What killed its worker runs alone (P5).
-# Where the others of its partition key went on without it, it has lost its turn, and gets another at the end (P9).
+# Where the others of its partition key went on without it, it has lost its turn, and gets another at the end (P9);
+# several of one key keep their order.
 REQUEUE: Final = text(f"""{_NEXT},
     forgotten AS (DELETE FROM task_step WHERE :reset_steps AND task_id IN (SELECT id FROM held)),
     locked AS MATERIALIZED (
@@ -75,6 +76,12 @@ REQUEUE: Final = text(f"""{_NEXT},
             SELECT DISTINCT partition_key FROM ingest_task
             WHERE id IN (SELECT id FROM held) AND partition_key IS NOT NULL AND type = ANY(CAST(:skipping AS text[]))
             ORDER BY 1) AS keys),
+    turns AS MATERIALIZED (
+        SELECT id, nextval('ingest_task_key_seq') AS key_seq FROM (
+            SELECT id FROM ingest_task
+            WHERE id IN (SELECT id FROM held) AND partition_key IS NOT NULL AND type = ANY(CAST(:skipping AS text[]))
+              AND (SELECT count(*) FROM locked) > 0
+            ORDER BY key_seq) AS skipped),
     told AS (
         INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'QUEUED', 0, :reason, :actor, at FROM held CROSS JOIN clock),
@@ -82,9 +89,7 @@ REQUEUE: Final = text(f"""{_NEXT},
         UPDATE ingest_task task
         SET status = 'QUEUED', attempt_count = 0, next_retry_at = NULL, finished_at = NULL, rung_at = at,
             updated_at = at, isolated = error_code IS NOT DISTINCT FROM 'worker_lost',
-            key_seq = CASE WHEN partition_key IS NOT NULL AND type = ANY(CAST(:skipping AS text[]))
-                                AND (SELECT count(*) FROM locked) > 0
-                           THEN nextval('ingest_task_key_seq') ELSE key_seq END
+            key_seq = coalesce((SELECT key_seq FROM turns WHERE turns.id = task.id), task.key_seq)
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
     {rings.rung("back")}
@@ -105,7 +110,6 @@ DISCARD: Final = text(f"""{_NEXT},
                                           'attemptCount', attempt_count, 'errorMessage', error_message), at
         FROM gone CROSS JOIN clock WHERE notify IS NOT NULL),
     {keys.freed("gone")},
-    marked AS (UPDATE ingest_task task SET rung_at = at FROM freed, clock WHERE task.id = freed.id),
     {rings.rung("freed")}
     SELECT {_DONE}, ours FROM rings
 """)

@@ -54,6 +54,15 @@ STILL_HELD: Final = text("""
 
 
 @dataclass(slots=True)
+class Watched:
+    """A task that runs outside a transaction, and how to reach its handler. It may be lost alone, without its lease."""
+
+    task_id: uuid.UUID
+    interrupt: Callable[[Exception], None]
+    is_lost: bool = False
+
+
+@dataclass(slots=True)
 class Held:
     """A lease of this process."""
 
@@ -61,13 +70,14 @@ class Held:
     deadline: float  # of `time.monotonic()`, taken before the last renewal
     hard_limit_at: float | None = None  # of whatever runs now
     is_lost: bool = False
-    watched: uuid.UUID | None = None  # a task that runs outside a transaction
-    interrupt: Callable[[Exception], None] | None = None  # how to reach its handler
+    watched: Watched | None = None  # changed as a whole: the heartbeat's thread reads it
 
     @property
     def is_good(self) -> bool:
         """Whether something may still be done in its name."""
-        return not self.is_lost and time.monotonic() < self.deadline
+        watched = self.watched
+        is_lost = self.is_lost or (watched is not None and watched.is_lost)
+        return not is_lost and time.monotonic() < self.deadline
 
 
 class Heartbeat:
@@ -116,16 +126,17 @@ class Heartbeat:
     def watch(self) -> None:
         """Interrupt handlers whose task somebody else has decided about."""
         with self._lock:
-            watched = {held.token: held for held in self._held.values() if held.watched}
-            ids = [held.watched for held in watched.values()]
+            found = [(held, held.watched) for held in self._held.values()]
+        watched = {held.token: (held, one) for held, one in found if one is not None}
         if not watched:
             return
+        ids = [one.task_id for _, one in watched.values()]
         with self._connections().begin() as connection:
             kept = set(connection.execute(STILL_HELD, {"ids": ids, "tokens": list(watched)}).scalars())
-        for token, held in watched.items():
-            if token not in kept and held.watched in ids and held.interrupt:  # and not settled meanwhile
-                held.watched = None  # the others of its batch are still ours
-                held.interrupt(LeaseLost())
+        for token, (held, one) in watched.items():
+            if token not in kept and held.watched is one:  # and not settled meanwhile
+                one.is_lost = True
+                one.interrupt(LeaseLost())
 
     def close(self) -> None:
         """End the thread and its connection."""

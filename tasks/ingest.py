@@ -34,6 +34,9 @@ RING_AGAIN_SECONDS: Final = 30.0
 Id = str | uuid.UUID
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
+# Whose predecessor runs for long is rung less and less often: the end of that rings for it.
+_WAITED: Final = """CASE WHEN :in_line THEN
+            at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
 # ring_later: for tasks that nobody here can run now; no attempt, no transition (P7).
 RING_LATER: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
@@ -41,7 +44,7 @@ RING_LATER: Final = text(f"""
         SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
     waiting AS (
-        UPDATE ingest_task task SET rung_at = at + make_interval(secs => :seconds) FROM held, clock
+        UPDATE ingest_task task SET rung_at = at + greatest(make_interval(secs => :seconds), {_WAITED}) FROM held, clock
         WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, rung_at AS due_at),
     {rings.rung("waiting")}
@@ -79,7 +82,7 @@ def _claim_and_run(
         count("skipped", len(claimed.skipped))
         count("not_due", len(claimed.not_due))
         _ring_later(engine, claimed.unhandled, RING_AGAIN_SECONDS)
-        _ring_later(engine, claimed.next_in_line, keys.NEXT_SECONDS)
+        _ring_later(engine, claimed.next_in_line, keys.NEXT_SECONDS, in_line=True)
         keyed += claimed.keyed
         if owned:
             owned([*claimed.left, *keyed])
@@ -89,12 +92,12 @@ def _claim_and_run(
     return keyed
 
 
-def _ring_later(engine: Engine, ids: Sequence[uuid.UUID], seconds: float) -> None:
+def _ring_later(engine: Engine, ids: Sequence[uuid.UUID], seconds: float, *, in_line: bool = False) -> None:
     """A rolling deploy: another worker may know their type, or this one tomorrow. Or their turn is about to come."""
     if not ids:
         return
     with Session(engine) as db:
-        values = {"ids": list(ids), "seconds": seconds, **rings.ring_values(db, ())}
+        values = {"ids": list(ids), "seconds": seconds, "in_line": in_line, **rings.ring_values(db, ())}
         connection_of(db).execute(RING_LATER, values)
         db.commit()
 

@@ -102,7 +102,11 @@ def skipping(handlers: Mapping[str, Handler]) -> str:
 
 
 def freed(source: str) -> str:
-    """The CTE `freed`: who is first now in the keys of what `source` made final; `source` has id and partition_key."""
+    """The CTE `freed`: who is first now in the keys of what `source` made final; `source` has id and partition_key.
+
+    From now on it waits for its ring and no longer for its turn, so that a lost one is noticed after a grace (P8). Who
+    is just being rung by somebody else is rung by both.
+    """
     return f"""
         freed AS (
             SELECT next.id, next.type, next.queue, next.priority, next.isolated,
@@ -112,4 +116,10 @@ def freed(source: str) -> str:
                 SELECT * FROM ingest_task
                 WHERE partition_key = key.partition_key AND {STANDS} AND id <> ALL(ARRAY(SELECT id FROM {source}))
                 ORDER BY key_seq LIMIT 1) AS next CROSS JOIN clock
-            WHERE next.{OPEN})"""
+            WHERE next.{OPEN}),
+        free_to_mark AS MATERIALIZED (
+            SELECT id FROM ingest_task WHERE id = ANY(ARRAY(SELECT id FROM freed))
+            ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
+        marked AS (
+            UPDATE ingest_task task SET rung_at = coalesce(freed.due_at, at), updated_at = at
+            FROM freed JOIN free_to_mark USING (id) CROSS JOIN clock WHERE task.id = freed.id)"""

@@ -44,7 +44,8 @@ class SoftLimit:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.may_ring = False
-        self.interruption: Exception | None = None
+        self.calls = 0
+        self.interruption: tuple[int, Exception] | None = None  # in which call, and with what
         self.ring_at = 0.0
         self.rings_next_at: float | None = None  # None: no alarm of ours is set
 
@@ -69,27 +70,32 @@ class SoftLimit:
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         if not self.is_there:
             return function(*arguments)
-        self.interruption = None
+        self.calls += 1
         self.ring_at = time.monotonic() + self.seconds
-        if self.rings_next_at is None:
-            self._set_alarm(self.seconds)
-        self.may_ring = True
         try:
+            self.may_ring = True
+            if self.rings_next_at is None:  # asked now: an alarm of the call before may ring up to this moment
+                self._set_alarm(self.seconds)
             return function(*arguments)
         finally:
             self.may_ring = False  # the alarm may interrupt even this, once
             self._undo_alarms_of_the_function()
 
-    def interrupt(self, error: Exception) -> None:
-        """From another thread: raise this in the call that is under way, if one is."""
-        if self.is_there and self.may_ring:
-            self.interruption = error
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+    def interrupter_of_next_call(self) -> Callable[[Exception], None]:
+        """For another thread: raises an exception in that call, while it is under way, and in no other."""
+        number = self.calls + 1
+
+        def interrupt(error: Exception) -> None:
+            if self.is_there and self.may_ring and self.calls == number:
+                self.interruption = (number, error)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+        return interrupt
 
     def _ring(self, _number: int, _frame: FrameType | None) -> None:
-        if self.may_ring and self.interruption is not None:
+        if self.may_ring and self.interruption is not None and self.interruption[0] == self.calls:
             self.may_ring = False
-            raise self.interruption
+            raise self.interruption[1]
         self.rings_next_at = None
         if not self.may_ring:
             return

@@ -66,7 +66,7 @@ SUSPECTS: Final = text(f"""
     WHERE {_SUSPECT}
 """)
 # keyed_suspects: of each partition key the first, if it is due. From a key on, as many as we look at in one tick; the
-# last column of each row is its key, also for those that are no suspects.
+# last column but one of each row is its key, also for those that are no suspects or have nobody who waits.
 KEYED_SUSPECTS: Final = text(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at),
     key (partition_key, number) AS (
@@ -77,9 +77,9 @@ KEYED_SUSPECTS: Final = text(f"""
             SELECT partition_key FROM ingest_task WHERE partition_key > key.partition_key AND {UNDONE}
             ORDER BY partition_key LIMIT 1) AS next WHERE number < :most),
     head AS MATERIALIZED (
-        SELECT task.*, key.partition_key FROM key CROSS JOIN LATERAL (
+        SELECT task.*, key.partition_key FROM key LEFT JOIN LATERAL (
             SELECT {_COLUMNS} FROM ingest_task WHERE partition_key = key.partition_key AND {STANDS}
-            ORDER BY key_seq LIMIT 1) AS task)
+            ORDER BY key_seq LIMIT 1) AS task ON true)
     SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, (SELECT at FROM clock), task.partition_key,
            {OPEN} AND {TIME} <= (SELECT at FROM clock) AND {_SUSPECT}
     FROM head AS task {_HORIZON} ORDER BY task.partition_key

@@ -41,6 +41,7 @@ class ErrorCode(StrEnum):
     WORKER_LOST = "worker_lost"
     TRANSACTION_MISUSED = "transaction_misused"
     LEDGER_LOST = "ledger_lost"
+    LEASE_LOST = "lease_lost"
 
 
 class LeaseLost(CeleriacError):
@@ -179,8 +180,8 @@ def outcome_of(error: BaseException) -> Outcome:  # noqa: PLR0911 - one each
             return Retry(Failure.of(error), seconds)
         case SystemExit() | KeyboardInterrupt():
             return Released(f"the worker stopped: {type(error).__name__}")
-        case LeaseLost():
-            return Released("its lease ran out while it ran")
+        case LeaseLost():  # where nobody has taken it over: as reclaim would have charged it, or it ran for ever (P5)
+            return Retry(Failure.of(error, ErrorCode.LEASE_LOST))
         case _:
             return Retry(Failure.of(error))
 

@@ -51,10 +51,10 @@ GIVE_TIME: Final = text("""
     UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
     FROM late WHERE task_lease.token = late.token
 """)
-# was_away: the database has just started, or nobody has looked for longer than a lease.
+# was_away: the database has just started, or nobody has looked for longer than a lease, and than two looks are apart.
 WAS_AWAY: Final = text("""
     SELECT (SELECT ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :lease_seconds)
-        OR coalesce((SELECT (SELECT ledger_now()) - finished_at > make_interval(secs => :lease_seconds)
+        OR coalesce((SELECT (SELECT ledger_now()) - finished_at > make_interval(secs => :away_seconds)
                      FROM tick WHERE name = 'reclaim'), true)
 """)
 LEASES_AT_ONCE: Final = 100
@@ -74,7 +74,8 @@ def take_over(engine: Engine, settings: Settings, *, holders: Sequence[str] | No
     found = Reclaimed()
     lease = {"lease_seconds": settings.ingest_lease_seconds}
     with engine.begin() as connection:
-        if holders is None and connection.execute(WAS_AWAY, lease).scalar_one():
+        away = max(settings.ingest_lease_seconds, 2 * settings.ingest_reclaim_interval_ms / 1000)
+        if holders is None and connection.execute(WAS_AWAY, {**lease, "away_seconds": away}).scalar_one():
             connection.execute(GIVE_TIME, lease)
     while True:
         with Session(engine) as db:

@@ -93,7 +93,6 @@ CHECK_DEFERRED: Final = text("""
 _ENDED: Final = f" {_IDS}, '[]'::jsonb"
 _PASSED_ON: Final = f""",
         {keys.freed("done")},
-        marked AS (UPDATE ingest_task task SET rung_at = {_NOW} FROM freed WHERE task.id = freed.id),
         {rings.rung("freed")}
         {_IDS}, ours FROM rings"""
 

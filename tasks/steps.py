@@ -17,14 +17,15 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
+from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
 from models.engine import Bind, at_once
-from models.errors import Misuse
+from models.errors import Misuse, Unreachable
 from outbox.canonical import canonical_json
 from tasks.heartbeat import Held
 from tasks.outcomes import LeaseLost
@@ -46,8 +47,8 @@ KEEP: Final = text(f"""
     kept AS (
         INSERT INTO task_step (task_id, name, result, created_at)
         SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger_now()) FROM held
-        ON CONFLICT (task_id, name) DO NOTHING)
-    SELECT id FROM held
+        ON CONFLICT (task_id, name) DO UPDATE SET name = excluded.name RETURNING task_step.result)
+    SELECT result FROM kept
 """)  # noqa: S608 - a literal of this file
 # move_on: how far a loop has come.
 MOVE_ON: Final = text(f"""
@@ -55,10 +56,18 @@ MOVE_ON: Final = text(f"""
     kept AS (
         INSERT INTO task_step (task_id, name, result, created_at)
         SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger_now()) FROM held
-        ON CONFLICT (task_id, name) DO UPDATE SET result = excluded.result)
-    SELECT id FROM held
+        ON CONFLICT (task_id, name) DO UPDATE SET result = excluded.result RETURNING result)
+    SELECT result FROM kept
 """)  # noqa: S608 - a literal of this file
-KNOWN: Final = text("SELECT name, result FROM task_step WHERE task_id = :id")
+# known: what is stored, for its holder, and one row without a name if that is nothing; no row for anybody else.
+KNOWN: Final = text("""
+    SELECT step.name, step.result FROM ingest_task task LEFT JOIN task_step step ON step.task_id = task.id
+    WHERE task.id = :id AND task.lease_token = :token AND task.status = 'RUNNING'
+""")
+
+
+class StepsLost(Unreachable):
+    """The ledger could not be asked about the steps of this task."""
 
 
 class Steps:
@@ -69,23 +78,22 @@ class Steps:
         self.task_id = task_id
         self.held = held
         self._results: dict[str, Any] | None = None
-        self._is_lost = False  # this task; others of its batch may still be ours
+        self._loops: dict[str, bool] = {}  # whether a name belongs to one
 
     def run(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
         """What the function returned, the first time it returned."""
-        _check(name)
+        self._use(name, is_loop=False)
         self.check_lease()
         known = self._known()
         if name not in known:
             written = canonical_json(function(*arguments, **options), what=f"result of the step {name!r}")
             failpoint("steps.before_keep")
-            self._write(KEEP, name, written)
-            known[name] = json.loads(written)
+            known[name] = self._write(KEEP, name, written)
         return known[name]
 
     def resume(self, name: str, items: Iterable[Item], *, every: int) -> Iterator[Item]:
         """An item is done when the next one is asked for."""
-        _check(name)
+        self._use(name, is_loop=True)
         if every < 1:
             raise Misuse("A place in a loop is kept after every item at most: `every` is at least 1.")
         kept = done = self._place(name)
@@ -103,8 +111,15 @@ class Steps:
             self._move_on(name, done)
 
     def check_lease(self) -> None:
-        if self._is_lost or not self.held.is_good:
+        if not self.held.is_good:
             raise LeaseLost
+
+    def _use(self, name: str, *, is_loop: bool) -> None:
+        """What a loop stores is no result of a step, and the other way round."""
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise Misuse("The name of a step is text of 1 to 200 characters without control characters.")
+        if self._loops.setdefault(name, is_loop) != is_loop:
+            raise Misuse(f"{name!r} names a step and a loop of this task: each needs a name of its own.")
 
     def _place(self, name: str) -> int:
         kept = self._known().get(name, {"done": 0})
@@ -113,26 +128,37 @@ class Steps:
         return int(kept["done"])
 
     def _move_on(self, name: str, done: int) -> None:
-        self._known()[name] = {"done": done}
-        self._write(MOVE_ON, name, json.dumps({"done": done}))
+        self._known()[name] = self._write(MOVE_ON, name, json.dumps({"done": done}))
 
-    def _write(self, statement: Any, name: str, written: str) -> None:
+    def _write(self, statement: TextClause, name: str, written: str) -> Any:
+        """Returns what is stored now."""
         self.check_lease()
-        values = {"id": self.task_id, "token": self.held.token, "name": name, "result": written}
-        with at_once(self.engine) as connection:
-            if connection.execute(statement, values).first() is None:
-                self._is_lost = True
-                raise LeaseLost
+        ((kept,),) = self._ask(statement, {"name": name, "result": written})
         failpoint("steps.after_keep")
+        return kept
 
     def _known(self) -> dict[str, Any]:
         """All of them in one look, when the first is asked for."""
         if self._results is None:
-            with at_once(self.engine) as connection:
-                self._results = dict(map(tuple, connection.execute(KNOWN, {"id": self.task_id})))
+            self._results = {name: result for name, result in self._ask(KNOWN, {}) if name is not None}
         return self._results
 
+    def _ask(self, statement: TextClause, values: Mapping[str, Any]) -> list[Any]:
+        """Once more if the answer is lost, which does no harm: a function that ran would have to run again."""
+        try:
+            try:
+                found = self._answer(statement, values)
+            except DBAPIError:
+                found = self._answer(statement, values)
+        except (DBAPIError, Unreachable) as error:
+            raise StepsLost from error
+        if not found:
+            if self.held.watched is not None:
+                self.held.watched.is_lost = True
+            raise LeaseLost
+        return found
 
-def _check(name: str) -> None:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise Misuse("The name of a step is text of 1 to 200 characters without control characters.")
+    def _answer(self, statement: TextClause, values: Mapping[str, Any]) -> list[Any]:
+        with at_once(self.engine) as connection:
+            given = {"id": self.task_id, "token": self.held.token, **values}
+            return list(connection.execute(statement, given))

@@ -45,6 +45,12 @@ SUBMIT_ONE: Final = Prepared("""
                             :partition_key)
 """)
 
+# draw_turns: all keys are locked, in the order given, before anything is written; then so many places are drawn.
+DRAW_TURNS: Final = text("""
+    WITH locked AS MATERIALIZED (SELECT ingest_key_lock(key) FROM unnest(CAST(:keys AS text[])) AS given(key))
+    SELECT nextval('ingest_task_key_seq') FROM generate_series(1, :count) WHERE (SELECT count(*) FROM locked) > 0
+""")
+
 # submit: → QUEUED, with its first transition and its ring; ids that exist are left alone, those of pruned tasks too.
 SUBMIT: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
@@ -54,23 +60,16 @@ SUBMIT: Final = text(f"""
                     CAST(:queue AS text[]), CAST(:priority AS smallint[]), CAST(:key AS text[]),
                     CAST(:max_attempts AS integer[]), CAST(:run_at AS timestamptz[]),
                     CAST(:delay_seconds AS double precision[]), CAST(:notify AS text[]),
-                    CAST(:partition_key AS text[]), CAST(:turn AS integer[]))
+                    CAST(:partition_key AS text[]), CAST(:key_seq AS bigint[]))
              WITH ORDINALITY AS given(id, type, payload, context, queue, priority, key, max_attempts, run_at,
-                                      delay_seconds, notify, partition_key, turn, place) CROSS JOIN clock),
-    locked AS MATERIALIZED (
-        SELECT ingest_key_lock(partition_key) FROM (
-            SELECT DISTINCT partition_key FROM given WHERE partition_key IS NOT NULL ORDER BY 1) AS keys),
-    turns AS MATERIALIZED (
-        SELECT turn, nextval('ingest_task_key_seq') AS key_seq FROM (
-            SELECT turn FROM given WHERE partition_key IS NOT NULL AND (SELECT count(*) FROM locked) > 0
-            ORDER BY turn) AS keyed),
+                                      delay_seconds, notify, partition_key, key_seq, place) CROSS JOIN clock),
     born AS (
         INSERT INTO ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
                                  next_retry_at, rung_at, notify, created_at, updated_at, partition_key, key_seq)
         SELECT id, type, payload, context, queue, priority, key, max_attempts,
                CASE WHEN starts_at > at THEN starts_at END, greatest(starts_at, at), notify, at, at, partition_key,
                key_seq
-        FROM given LEFT JOIN turns USING (turn) ORDER BY place
+        FROM given ORDER BY place
         ON CONFLICT (id) DO NOTHING
         RETURNING id, type, queue, priority, isolated, next_retry_at AS due_at, idempotency_key),
     gave_way AS MATERIALIZED (
@@ -152,24 +151,32 @@ def submit_many(session: Db, tasks: Iterable[NewTask]) -> list[Submitted]:
     given = [checked(new) for new in tasks]
     if len(given) == 1:
         return [_submit_one(session, given[0])]
-    in_order = sorted(range(len(given)), key=lambda place: _order(given[place].new, place))
+    in_order = sorted(range(len(given)), key=lambda place: (given[place].new.type, given[place].new.key or ""))
+    turns = _turns(session, given)
     written = _Written()
     submitted: list[Submitted] = []
     try:
         for start in range(0, len(given), CHUNK):
-            turns = in_order[start : start + CHUNK]
-            submitted += _submit_chunk(session, [given[place] for place in turns], turns, written)
+            places = in_order[start : start + CHUNK]
+            chunk = [given[place] for place in places]
+            submitted += _submit_chunk(session, chunk, [turns[place] for place in places], written)
     except CeleriacError:
         connection_of(session).execute(TAKE_BACK, {"ids": array(written.ids), "rings": written.rings})
         raise
     rings.publish_after_commit(session, written.ours)
-    places = dict(zip(in_order, submitted, strict=True))
-    return [places[place] for place in range(len(given))]
+    found = dict(zip(in_order, submitted, strict=True))
+    return [found[place] for place in range(len(given))]
 
 
-def _order(new: NewTask, place: int) -> tuple[str, int, str, str]:
-    """In which locks are taken; tasks of one partition key as they were given."""
-    return (new.partition_key or "", 0 if new.partition_key is None else place, new.type, new.key or "")
+def _turns(session: Db, given: Sequence[Checked]) -> list[int | None]:
+    """The place of each in its partition key: in the order in which they were given, whatever the order of writing."""
+    keys = [each.new.partition_key for each in given]
+    named = [key for key in keys if key is not None]
+    if not named:
+        return [None] * len(keys)
+    values = {"keys": array(sorted(set(named))), "count": len(named)}
+    drawn = iter(sorted(connection_of(session).execute(DRAW_TURNS, values).scalars()))
+    return [None if key is None else next(drawn) for key in keys]
 
 
 @dataclass(slots=True)
@@ -209,8 +216,9 @@ def _submit_one(session: Db, one: Checked) -> Submitted:
     return Submitted(id_, TaskStatus.QUEUED, created=True)
 
 
-def _submit_chunk(session: Db, chunk: Sequence[Checked], turns: Sequence[int], written: _Written) -> list[Submitted]:
-    """`turns` are their places in what was given: tasks of one partition key run in that order."""
+def _submit_chunk(
+    session: Db, chunk: Sequence[Checked], turns: Sequence[int | None], written: _Written
+) -> list[Submitted]:
     ids = [_id(each) for each in chunk]
     values = {
         "id": array(ids),
@@ -225,7 +233,7 @@ def _submit_chunk(session: Db, chunk: Sequence[Checked], turns: Sequence[int], w
         "delay_seconds": array(each.delay_seconds for each in chunk),
         "notify": array(each.new.notify for each in chunk),
         "partition_key": array(each.new.partition_key for each in chunk),
-        "turn": array(turns),
+        "key_seq": array(turns),
         "actor": actor(),
         **rings.ring_values(session, {each.queue for each in chunk}),
     }

@@ -43,8 +43,8 @@ def work(width: int, place: int) -> None:
     register_type(UUIDS)
     with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
         for statement in (CLAIM, SUCCEED):
-            cursor.execute(statement.preparing)
-        claim, succeed = CLAIM.executing, SUCCEED.executing
+            cursor.execute(statement.preparing(statement.name))
+        claim, succeed = CLAIM.executing(CLAIM.name), SUCCEED.executing(SUCCEED.name)
         cursor.execute("SELECT id FROM ingest_task ORDER BY created_at, id")
         ids = [str(id_) for (id_,) in cursor.fetchall()]
         connection.commit()

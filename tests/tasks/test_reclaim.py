@@ -183,6 +183,24 @@ def test_heartbeats_come_before_reclaim_when_nobody_has_looked_for_long(ledger: 
     assert reclaimed().charged == 1
 
 
+def test_a_lease_shorter_than_the_time_between_two_looks_runs_out_all_the_same(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look comes a lease after the last one: that is its pace, and nobody was away."""
+    monkeypatch.setenv("INGEST_LEASE_SECONDS", "3")
+    monkeypatch.setenv("INGEST_RECLAIM_INTERVAL_MS", "5000")
+    settings.current.cache_clear()
+    later(ledger, 0)
+    claimed(submitted(1))
+    move(ledger, LEASE)
+    charged = 0
+    for _ in range(4):
+        charged += reclaimed().charged
+        later(ledger, 0)
+        move(ledger, 5.5)
+    assert charged == 1
+
+
 def test_a_heartbeat_that_finds_its_lease_gone_says_so(ledger: ServersOfTests) -> None:
     claim = claimed(submitted(1))
     with heartbeat().holding(claim.token, claim.deadline) as held:

@@ -372,9 +372,7 @@ def live(stack: ServersOfTests, engine: Engine, *, examples: int, steps: int) ->
 
 
 NOT_TO_BE_MISSED = (
-    "skipped a locked task",
-    "filled a batch",
-    "ran alone",
+    *("skipped a locked task", "filled a batch", "ran alone"),
     "refused a stale token",
     "refused a stale token of a running task",
     "late, and in time",

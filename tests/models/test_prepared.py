@@ -1,0 +1,93 @@
+"""Statements that are prepared once per connection stay right, whatever becomes of the transaction around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from models.engine import at_once, make_engine
+from models.prepared import Prepared
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import watching
+
+COUNT = Prepared("SELECT count(*) + CAST(:more AS integer) FROM prepared_things WHERE name <> '50%'")
+NAMES = text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'celeriac%'")
+
+
+class Struck(Exception):
+    """As a time limit does, anywhere."""
+
+
+@pytest.fixture
+def engine(stack: ServersOfTests, database: str) -> Iterator[Engine]:
+    made = make_engine(database)
+    with made.begin() as connection:
+        connection.execute(text("CREATE TABLE prepared_things (name text)"))
+    yield made
+    with made.begin() as connection:
+        connection.execute(text("DROP TABLE prepared_things"))
+    made.dispose()
+
+
+def count(connection: Connection, more: int = 0) -> int:
+    return int(COUNT.execute(connection, {"more": more}).scalar_one())
+
+
+def test_what_was_prepared_in_a_transaction_that_was_rolled_back_is_still_there(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("INSERT INTO prepared_things VALUES ('undone')"))
+        with connection.begin_nested() as savepoint:
+            assert count(connection, 1) == 2
+            savepoint.rollback()
+        connection.rollback()
+        assert (count(connection, 1), count(connection, 2)) == (1, 2)
+        assert connection.execute(NAMES).scalar_one() == 1
+
+
+def test_what_could_not_be_prepared_in_a_failed_transaction_is_prepared_in_the_next(engine: Engine) -> None:
+    with engine.connect() as connection:
+        with pytest.raises(DBAPIError):
+            connection.execute(text("SELECT 1 / 0"))
+        with pytest.raises(DBAPIError, match="aborted"):
+            count(connection)
+        connection.rollback()
+        assert count(connection, 3) == 3
+
+
+def test_whoever_is_interrupted_between_preparing_and_knowing_it_can_go_on(engine: Engine) -> None:
+    """The server has it, and nobody here knows: a second statement of that name would be refused for ever."""
+
+    def strike(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("PREPARE"):
+            raise Struck
+
+    with engine.connect() as connection:
+        with watching(connection, "after_cursor_execute", strike), pytest.raises(Struck):
+            count(connection)
+        connection.rollback()
+        assert count(connection, 4) == 4
+
+
+def test_a_changed_table_and_a_lost_connection_cost_nothing(engine: Engine) -> None:
+    for change in ("ADD COLUMN more integer", "DROP COLUMN more", "ALTER COLUMN name TYPE varchar(100)"):
+        with engine.begin() as connection:
+            connection.execute(text(f"ALTER TABLE prepared_things {change}"))
+            assert count(connection, 5) == 5
+        with engine.connect() as connection, pytest.raises(DBAPIError):
+            connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        with engine.begin() as connection:
+            assert count(connection, 6) == 6
+
+
+def test_threads_and_connections_that_commit_at_once_know_their_own(engine: Engine) -> None:
+    def ask(number: int) -> int:
+        with at_once(engine) if number % 2 else engine.connect() as connection:
+            return count(connection, number)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, range(200))) == list(range(200))
