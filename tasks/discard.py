@@ -48,7 +48,6 @@ DISCARD: Final = text(f"""
                                           'attemptCount', attempt_count, 'errorMessage', error_message), at
         FROM gone CROSS JOIN clock WHERE notify IS NOT NULL),
     {keys.freed("gone")},
-    marked AS (UPDATE ingest_task task SET rung_at = at FROM freed, clock WHERE task.id = freed.id),
     {rings.rung("freed")}
     SELECT (SELECT status FROM held), ours FROM rings
 """)

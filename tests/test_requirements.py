@@ -38,7 +38,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 for package in ("api", "checks", "commands", "embedded", "models", "outbox", "tasks"):
     for module in pkgutil.iter_modules([package]):
-        importlib.import_module(f"{package}.{module.name}")
+        if module.name != "pytest_plugin":  # for people who have pytest
+            importlib.import_module(f"{package}.{module.name}")
 for outside in ("kombu.transport.redis", "kombu.transport.pyamqp", "celery.bin.celery", "celery.concurrency.prefork",
                 "flower.command", "uvicorn.main", "sqlalchemy.dialects.postgresql.psycopg2"):
     importlib.import_module(outside)
