@@ -18,6 +18,7 @@ from chaos.workers import Program, worker
 from models.engine import engine
 from outbox.submitter import submitter
 from tasks import ticks
+from tests.app import point_app_at
 from tests.tasks.order_handlers import CREATE
 from tests.tasks.ordering import check_order, submit_all
 from tests.tasks.work import rows
@@ -36,6 +37,7 @@ def own_servers() -> Iterator[settings.Settings]:
     os.environ.update(QUICK)
     try:
         with scratch_servers() as current:
+            point_app_at(current.broker_url)
             with engine().begin() as connection:
                 connection.execute(CREATE)
             yield current

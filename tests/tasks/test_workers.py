@@ -26,6 +26,7 @@ from embedded.stack import embedded_servers
 from models.engine import engine, sessions
 from outbox.submitter import submitter
 from tasks import NewTask, submit_many, ticks
+from tests.app import point_app_at
 from tests.tasks.work import rows, transitions
 
 QUICK = {
@@ -46,6 +47,7 @@ def own_servers() -> Iterator[settings.Settings]:
     os.environ.update(QUICK)
     try:
         with scratch_servers() as current:
+            point_app_at(current.broker_url)
             with engine().begin() as connection:
                 connection.execute(CREATE)
             yield current
