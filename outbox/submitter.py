@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 QUEUE_LIMIT: Final = 1000  # hand-overs, each of one transaction
 MOST_AT_ONCE: Final = 500
-# A burst of single tasks becomes a few messages, and so a few batches (P7): the more came, the longer we gather.
+# A burst of single tasks becomes a few messages, and so a few batches (P7): the more at once, the longer we gather.
 GATHER_SECONDS_EACH: Final = 0.002
 GATHER_SECONDS: Final = 0.025
 EXIT_PATIENCE_SECONDS: Final = 2.0
@@ -137,7 +137,7 @@ class Submitter:
             finally:
                 for _ in taken:
                     self._queue.task_done()
-            gather_until = time.monotonic() + min(GATHER_SECONDS, GATHER_SECONDS_EACH * len(taken))
+            gather_until = time.monotonic() + min(GATHER_SECONDS, GATHER_SECONDS_EACH * (len(taken) - 1))
         for destination in self._destinations.values():
             destination.publisher.close()
         self._engine.dispose()

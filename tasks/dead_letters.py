@@ -28,6 +28,7 @@ from models.clock import now
 from outbox.lease import connection_of
 from tasks import keys, rings
 from tasks.actor import actor as this_process
+from tasks.notices import notified
 from tasks.registry import handlers
 from tasks.tick_rows import single_flight
 
@@ -104,11 +105,7 @@ DISCARD: Final = text(f"""{_NEXT},
         UPDATE ingest_task task SET status = 'DISCARDED', finished_at = at, updated_at = at
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, task.attempt_count, error_message, notify, partition_key),
-    notified AS (
-        INSERT INTO outbox_event (destination, payload, created_at)
-        SELECT notify, jsonb_build_object('taskId', id, 'type', type, 'status', 'DISCARDED',
-                                          'attemptCount', attempt_count, 'errorMessage', error_message), at
-        FROM gone CROSS JOIN clock WHERE notify IS NOT NULL),
+    {notified("gone", "DISCARDED")},
     {keys.freed("gone")},
     {rings.rung("freed")}
     SELECT {_DONE}, ours FROM rings

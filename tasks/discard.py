@@ -24,6 +24,7 @@ from models.errors import CeleriacError
 from models.status import TaskStatus
 from outbox.lease import connection_of
 from tasks import keys, rings
+from tasks.notices import notified
 from tasks.registry import handlers
 from tasks.views import UnknownTask
 
@@ -42,11 +43,7 @@ DISCARD: Final = text(f"""
         INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, held.status, 'DISCARDED', attempt_count, :reason, :actor, at
         FROM gone JOIN held USING (id) CROSS JOIN clock),
-    notified AS (
-        INSERT INTO outbox_event (destination, payload, created_at)
-        SELECT notify, jsonb_build_object('taskId', id, 'type', type, 'status', 'DISCARDED',
-                                          'attemptCount', attempt_count, 'errorMessage', error_message), at
-        FROM gone CROSS JOIN clock WHERE notify IS NOT NULL),
+    {notified("gone", "DISCARDED")},
     {keys.freed("gone")},
     {rings.rung("freed")}
     SELECT (SELECT status FROM held), ours FROM rings

@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from models.prepared import Prepared
 from tasks import keys, rings
+from tasks.notices import notified
 
 _ERRORS: Final = "last_error = given.last_error, error_message = given.error_message, error_code = given.error_code"
 _NO_ERRORS: Final = "last_error = NULL, error_message = NULL, error_code = NULL"
@@ -57,13 +58,7 @@ def _settling(*, arrays: str, to: str, changes: str, message: str, then: str, be
 
 
 def _final(status: str) -> str:
-    """Whoever asked to be notified is told the final status."""
-    return f""",
-        notified AS (
-            INSERT INTO outbox_event (destination, payload, created_at)
-            SELECT notify, jsonb_build_object('taskId', id, 'type', type, 'status', '{status}',
-                                              'attemptCount', attempt_count, 'errorMessage', error_message), at
-            FROM done CROSS JOIN clock WHERE notify IS NOT NULL)"""
+    return f",{notified('done', status)}"
 
 
 # NULL: all of them, as nearly always; a thousand ids need not travel to say so.
