@@ -102,6 +102,7 @@ class Batch:
         self.unsettled = {task.id: task for task in claim.tasks}
         self.running: Sequence[Task] = ()
         self.held_up: dict[str, int] = {}  # partition keys, and from which of their tasks on nothing may run (P9)
+        self.outside: dict[uuid.UUID, float] = {}  # seconds before `Finish`, which belong to the same call
         self.seconds: dict[uuid.UUID, float] = {}  # in the handler, the last time it was called
 
     def run(self) -> None:
@@ -168,7 +169,7 @@ class Batch:
             outcome = call_outside(self.handler, with_steps, held, self.limit)
         finally:
             held.watched = None
-            self.seconds[task.id] = time.monotonic() - started_at
+            self.outside[task.id] = self.seconds[task.id] = time.monotonic() - started_at
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)
         else:
@@ -214,7 +215,7 @@ class Batch:
         outcomes = call(handler, tasks, db, held, self.limit)
         each = (time.monotonic() - started_at) / len(tasks)
         for task in tasks:
-            self.seconds[task.id] = each
+            self.seconds[task.id] = each + self.outside.get(task.id, 0.0)
         return outcomes
 
     def _refusal(self, error: DBAPIError, db: HandlerSession) -> Outcome:

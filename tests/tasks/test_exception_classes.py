@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,9 +20,8 @@ from tests.tasks.deliveries import (
     handled,
     submitted,
 )
+from tests.tasks.outside import TYPE, ran, state
 from tests.tasks.work import OnPurpose, insert, rings, task
-
-TYPE = "test.outside"
 
 
 @pytest.fixture(autouse=True)
@@ -31,19 +29,6 @@ def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
     with clean_sink():
         yield stack
     failpoint.arm()
-
-
-def ran(script: Callable[[Task], Any], *, times: int = 1, payload: Any = None, **how: Any) -> uuid.UUID:
-    with handled(TYPE, script, transactional=False, **{"backoff": [0], **how}):
-        (id_,) = submitted(1, TYPE, payload)
-        for _ in range(times):
-            delivered([id_])
-    return id_
-
-
-def state(id_: uuid.UUID) -> tuple[str, int, str | None]:
-    found = task(id_)
-    return found["status"], found["attempt_count"], found["error_code"]
 
 
 class Business(Exception): ...

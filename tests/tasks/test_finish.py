@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import failpoint
+import metrics
 from tasks import Discard, Finish, Permanent, Snooze
 from tasks.task import Task
 from tests.servers import ServersOfTests
@@ -25,9 +26,8 @@ from tests.tasks.deliveries import (
     take_away,
 )
 from tests.tasks.lost_workers import killed, taken_over
+from tests.tasks.outside import TYPE, ran, state
 from tests.tasks.work import OnPurpose, effects, insert, task
-
-TYPE = "test.outside"
 
 
 @pytest.fixture(autouse=True)
@@ -35,19 +35,6 @@ def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
     with clean_sink():
         yield stack
     failpoint.arm()
-
-
-def ran(script: Callable[[Task], Any], *, times: int = 1, payload: Any = None, **how: Any) -> uuid.UUID:
-    with handled(TYPE, script, transactional=False, **{"backoff": [0], **how}):
-        (id_,) = submitted(1, TYPE, payload)
-        for _ in range(times):
-            delivered([id_])
-    return id_
-
-
-def state(id_: uuid.UUID) -> tuple[str, int, str | None]:
-    found = task(id_)
-    return found["status"], found["attempt_count"], found["error_code"]
 
 
 def test_a_finish_commits_with_succeeded_and_its_result() -> None:
@@ -145,3 +132,15 @@ def test_a_worker_killed_around_its_last_write_leaves_it_with_succeeded_or_not_a
         taken_over(ledger)
         delivered([id_])
     assert (task(id_)["status"], effects()) == ("SUCCEEDED", {id_: 1})
+
+
+def test_the_time_of_a_task_is_that_of_its_handler_and_its_last_write() -> None:
+    spent = metrics.INGEST_TASK_PROCESS_SECONDS.labels("succeeded")._sum
+
+    def slow(_each: Task) -> Finish:
+        threading.Event().wait(0.2)  # nobody sets it: this is how long the other side takes
+        return Finish(lambda _db: None)
+
+    before = spent.get()
+    ran(slow)
+    assert spent.get() - before >= 0.2

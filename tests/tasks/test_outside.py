@@ -34,9 +34,9 @@ from tests.tasks.deliveries import (
     watching,
 )
 from tests.tasks.lost_workers import later, start_child, taken_over
-from tests.tasks.work import OnPurpose, effects, insert, task
+from tests.tasks.outside import TYPE, ran, state
+from tests.tasks.work import OnPurpose, effects, insert
 
-TYPE = "test.outside"
 OPEN = """SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'celeriac' AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"""
 DISCARDED = "status = 'DISCARDED', lease_token = NULL, finished_at = ledger_now()"
@@ -49,14 +49,6 @@ def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
     failpoint.arm()
 
 
-def ran(script: Callable[[Task], Any], *, times: int = 1, payload: Any = None, **how: Any) -> uuid.UUID:
-    with handled(TYPE, script, transactional=False, **{"backoff": [0], **how}):
-        (id_,) = submitted(1, TYPE, payload)
-        for _ in range(times):
-            delivered([id_])
-    return id_
-
-
 def wait_for_ever() -> None:
     threading.Event().wait(20)
     raise AssertionError("nobody interrupted it")
@@ -65,11 +57,6 @@ def wait_for_ever() -> None:
 def interrupt_and_wait(interrupt: Callable[[Exception], None]) -> None:
     interrupt(LeaseLost())
     wait_for_ever()
-
-
-def state(id_: uuid.UUID) -> tuple[str, int, str | None]:
-    found = task(id_)
-    return found["status"], found["attempt_count"], found["error_code"]
 
 
 def test_no_transaction_is_open_while_the_handler_runs_nor_while_it_uses_steps() -> None:

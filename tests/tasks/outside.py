@@ -1,0 +1,27 @@
+"""Tasks whose handler runs outside a transaction, delivered in this process."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from tasks.task import Task
+from tests.tasks.deliveries import delivered, handled, submitted
+from tests.tasks.work import task
+
+TYPE: Final = "test.outside"
+
+
+def ran(script: Callable[[Task], Any], *, times: int = 1, payload: Any = None, **how: Any) -> uuid.UUID:
+    """One task that runs this, delivered so many times; nothing is waited for between two failures."""
+    with handled(TYPE, script, transactional=False, **{"backoff": [0], **how}):
+        (id_,) = submitted(1, TYPE, payload)
+        for _ in range(times):
+            delivered([id_])
+    return id_
+
+
+def state(id_: uuid.UUID) -> tuple[str, int, str | None]:
+    found = task(id_)
+    return found["status"], found["attempt_count"], found["error_code"]
