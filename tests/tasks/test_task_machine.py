@@ -396,5 +396,5 @@ def test_whatever_workers_reclaim_and_operators_do_an_effect_is_there_once_and_i
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_same_for_much_longer(stack: ServersOfTests, engine: Engine) -> None:
-    seen = live(stack, engine, examples=300, steps=60)
+    seen = live(stack, engine, examples=400, steps=60)
     assert min(seen[what] for what in NOT_TO_BE_MISSED) > 50, seen
