@@ -112,6 +112,7 @@ class Found:
     keyed: Rate
     plain_one_by_one: float
     one_by_one: float
+    one_by_one_in_sessions: float
     plain_latency: Latency
     latency: Latency
     bare_insert: float
@@ -165,6 +166,7 @@ def measure(
     systems = (*PLAIN, *(PEERS if with_peers else ()), *LIMITS, *OURS_TASK, OURS_KEYED, *OURS_MANY)
     rates: dict[str, list[Rate]] = {system.name: [] for system in systems}
     ones: dict[str, list[float]] = {PLAIN[0].name: [], OURS_TASK[0].name: []}
+    in_sessions = []
     waits: dict[str, list[Latency]] = {name: [] for name in ones}
     bare, ours = [], []
     for _ in range(rounds):
@@ -173,6 +175,7 @@ def measure(
         for system in (PLAIN[0], OURS_TASK[0]):
             ones[system.name].append(one_by_one(system, count, say))
             waits[system.name].append(latency(system, singles, say))
+        in_sessions.append(one_by_one(OURS_TASK[0], count, say, in_sessions=True))
         bare.append(submitting(LIMITS[0], ("insert", FAST * count), say))
         ours.append(submitting(OURS_TASK[0], ("submit", FAST * count, "bench.task"), say))
     best = {name: max(found, key=lambda rate: rate.per_second) for name, found in rates.items()}
@@ -186,6 +189,7 @@ def measure(
         keyed=best[OURS_KEYED.name],
         plain_one_by_one=max(ones[PLAIN[0].name]),
         one_by_one=max(ones[OURS_TASK[0].name]),
+        one_by_one_in_sessions=max(in_sessions),
         plain_latency=shortest[PLAIN[0].name],
         latency=shortest[OURS_TASK[0].name],
         bare_insert=max(bare),
@@ -210,10 +214,11 @@ def throughput(system: System, count: int, say: Say) -> Rate:
     return Rate(system.name, count / seconds)
 
 
-def one_by_one(system: System, count: int, say: Say) -> float:
+def one_by_one(system: System, count: int, say: Say, *, in_sessions: bool = False) -> float:
     """Per second: from the first call of four client threads to the last effect."""
-    say(f"{system.name}, one by one: {count:,} tasks …")
-    with _warm(system) as (engine, place, running), speaking(place, system.module, "one_by_one", count) as client:
+    say(f"{system.name}, one by one{' in sessions' if in_sessions else ''}: {count:,} tasks …")
+    call = ("one_by_one", count, int(in_sessions))
+    with _warm(system) as (engine, place, running), speaking(place, system.module, *call) as client:
         ended_at = _await_effects(engine, place, running, count + 1, time.monotonic())
         began_at: float = heard(client, system.module)["began_at"]
     return count / (ended_at - began_at)

@@ -154,6 +154,7 @@ def _print_systems(found: Found) -> None:
                 f"{found.plain_one_by_one:,.0f}",
                 f"{found.one_by_one:,.0f}",
             ),
+            ("  the same, in sessions of the ORM", "", f"{found.one_by_one_in_sessions:,.0f}"),
             ("one task, submit → start, p50 ms", f"{found.plain_latency.p50_ms:.1f}", f"{found.latency.p50_ms:.1f}"),
             ("one task, submit → start, p99 ms", f"{found.plain_latency.p99_ms:.1f}", f"{found.latency.p99_ms:.1f}"),
             ("submit_many, tasks/s", f"{found.bare_insert:,.0f}", f"{found.submit_many:,.0f}"),

@@ -77,7 +77,7 @@ def submit(
 
 
 def _submit_one(given: str | None, make: Make, *, as_json: bool) -> None:
-    from models.engine import sessions  # noqa: PLC0415 - loads SQLAlchemy
+    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
     from tasks.json_lines import LINE_LIMIT, read_json  # noqa: PLC0415
     from tasks.submit import submit_many  # noqa: PLC0415
 
@@ -89,8 +89,7 @@ def _submit_one(given: str | None, make: Make, *, as_json: bool) -> None:
     else:
         raw = given.encode(errors="surrogateescape")
     task = make(read_json(raw))
-    with sessions().begin() as session:
-        (submitted,) = submit_many(session, [task])
+    (submitted,) = submit_many(engine(), [task])
     if as_json:
         print_json(_json_of(submitted))
     elif submitted.created:

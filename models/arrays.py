@@ -10,11 +10,14 @@ from uuid import UUID
 def array(values: Iterable[Any]) -> str:
     """As the value of a parameter that the statement casts to an array type."""
     given = list(values)
-    if given and isinstance(given[0], UUID):
-        return "{" + ",".join(map(str, given)) + "}"
     if len(set(given)) == 1:  # in most columns
         return "{" + ",".join([_element(given[0])] * len(given)) + "}"
     return "{" + ",".join(map(_element, given)) + "}"
+
+
+def array_of_ids(ids: Iterable[str | UUID]) -> str:
+    """Without a look at what is in them: the cast to uuid[] takes nothing else."""
+    return "{" + ",".join([id_ if isinstance(id_, str) else id_.hex for id_ in ids]) + "}"
 
 
 def _element(value: Any) -> str:

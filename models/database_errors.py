@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolIsEmpty
 
@@ -23,6 +24,20 @@ BY_STATE: Final[dict[str, tuple[type[CeleriacError], str | None]]] = {
     "42883": (SchemaMismatch, None),  # no such function
     "25006": (Unreachable, "The ledger takes no writes: it is a standby, or closed by an operator."),
 }
+
+
+def as_sqlalchemy_says_it(error: Exception, connection: Connection) -> DBAPIError:
+    """Of an error that the driver told us directly. A connection that broke is given up."""
+    base = connection.dialect.loaded_dbapi.Error
+    assert isinstance(error, base)
+    is_lost = connection.dialect.is_disconnect(error, connection.connection, None)
+    if is_lost:
+        connection.invalidate(error)
+    said = DBAPIError.instance(
+        *(None, None, error, base), hide_parameters=True, connection_invalidated=is_lost, dialect=connection.dialect
+    )
+    assert isinstance(said, DBAPIError)
+    return said
 
 
 def meaning(error: Exception) -> CeleriacError | None:

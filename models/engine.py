@@ -38,7 +38,7 @@ REST_SECONDS: Final = (
     1.0  # a connection that was used a moment ago is not asked whether it lives: it costs a round trip
 )
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
-PREPARES: Final = "celeriac_prepares"  # for `models/prepared.py`: a connection of our own making
+_OURS: Final = "celeriac_ours"
 _USED_AT: Final = "celeriac_used_at"
 _AT_ONCE: Final = "celeriac_at_once"
 _engines: dict[str, Engine] = {}
@@ -59,7 +59,7 @@ def make_engine(
         address,
         hide_parameters=True,  # payloads stay out of error texts and logs
         connect_args={name: value for name, value in ours.items() if name not in address.query},
-        execution_options={PREPARES: True},
+        execution_options={_OURS: True},
         json_deserializer=_read_json,
         **options,
     )
@@ -75,6 +75,15 @@ def engine() -> Engine:
     if url not in _engines:
         _engines.setdefault(url, make_engine(url))  # two threads may both make one; neither has connected yet
     return _engines[url]
+
+
+def is_ours(bind: Bind) -> bool:
+    """Of our own making: we may do with its connections what another owner would not expect."""
+    return bool(bind.get_execution_options().get(_OURS))
+
+
+def is_at_once(connection: Connection) -> bool:
+    return bool(connection.info.get(_AT_ONCE))
 
 
 @contextmanager

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, CursorResult, TextClause, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 import settings
-from models.engine import PREPARES
+from models.database_errors import as_sqlalchemy_says_it
+from models.engine import is_at_once, is_ours
 
 _KEY: Final = "celeriac_prepared"
 _numbers = itertools.count()
@@ -37,17 +38,50 @@ class Prepared:
         self._executes: Final = (f"{before} EXECUTE ", f"({arguments})")
 
     def execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
-        if not (connection.get_execution_options().get(PREPARES) and settings.current().ledger_prepared_statements):
+        if not _prepares(connection):
             return connection.execute(self.text, values)
+        return connection.exec_driver_sql(self.executing(self._prepared(connection)), dict(values))
+
+    def row(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
+        """Its one row. Where it is a transaction by itself, on a connection of ours, it goes straight to the driver.
+
+        What SQLAlchemy does around a statement takes as long as a small statement. In a transaction of the caller it
+        is done all the same: the caller's log and tracing want to see what is in it.
+        """
+        if not (is_at_once(connection) and _prepares(connection)):
+            return self.execute(connection, values).one()
+        text = self.executing(self._prepared(connection))
+        driver: Any = connection.connection.dbapi_connection
+        try:
+            with driver.cursor() as cursor:
+                cursor.execute(text, values)
+                row: Sequence[Any] = cursor.fetchone()
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise as_sqlalchemy_says_it(error, connection) from error
+        return row
+
+    def rows(self, connection: Connection, values: Mapping[str, Any]) -> list[Sequence[Any]]:
+        """All of its rows, as the driver makes them."""
+        result = self.execute(connection, values)
+        rows = list(result.cursor.fetchall())
+        result.close()
+        return rows
+
+    def _prepared(self, connection: Connection) -> str:
+        """Under which name this connection knows it."""
         known: dict[str, str] = connection.info.setdefault(_KEY, {})
         if self.name not in known:
             name = f"{self.name}_{next(_numbers)}"  # never tried before: a time limit may strike before it is known
             connection.exec_driver_sql(self.preparing(name))
             known[self.name] = name
-        return connection.exec_driver_sql(self.executing(known[self.name]), dict(values))
+        return known[self.name]
 
     def preparing(self, name: str) -> str:
         return f"PREPARE {name}{self._prepares}"
 
     def executing(self, name: str) -> str:
         return name.join(self._executes)
+
+
+def _prepares(connection: Connection) -> bool:
+    return is_ours(connection) and settings.current().ledger_prepared_statements

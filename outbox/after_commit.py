@@ -15,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
+from models.engine import at_once, is_ours
 from outbox.lease import ClaimedEvent, Db
 from outbox.submitter import submitter
 
@@ -25,14 +26,31 @@ Pending = dict[SessionTransaction, list[ClaimedEvent]]
 @contextmanager
 def begin(engine: Engine) -> Iterator[Connection]:
     """`engine.begin()` whose events are published right after its commit."""
-    with engine.connect() as connection:
-        added: list[ClaimedEvent] = []
-        connection.info[_KEY] = added
-        try:
-            with connection.begin():
-                yield connection
-        finally:
-            del connection.info[_KEY]
+    with engine.connect() as connection, _handing_over(connection), connection.begin():
+        yield connection
+
+
+@contextmanager
+def begin_at_once(engine: Engine) -> Iterator[Connection]:
+    """`begin` for a single statement, which is then a transaction by itself."""
+    if not is_ours(engine):
+        with begin(engine) as connection:
+            yield connection
+    else:
+        with at_once(engine) as connection, _handing_over(connection):
+            yield connection
+
+
+@contextmanager
+def _handing_over(connection: Connection) -> Iterator[None]:
+    """What is added in the block, if that ends well: with a commit."""
+    added: list[ClaimedEvent] = []
+    info = connection.info  # when the connection breaks, it has another
+    info[_KEY] = added
+    try:
+        yield
+    finally:
+        info.pop(_KEY, None)
     submitter().hand_over(added)
 
 

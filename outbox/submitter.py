@@ -40,7 +40,7 @@ QUEUE_LIMIT: Final = 1000  # hand-overs, each of one transaction
 MOST_AT_ONCE: Final = 500
 # A burst of single tasks becomes a few messages, and so a few batches (P7): the more at once, the longer we gather.
 GATHER_SECONDS_EACH: Final = 0.002
-GATHER_SECONDS: Final = 0.025
+GATHER_SECONDS: Final = 0.05
 EXIT_PATIENCE_SECONDS: Final = 2.0
 STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 

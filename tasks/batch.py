@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused
 from tasks.heartbeat import Held, Watched, heartbeat
 from tasks.limits import SoftLimit
 from tasks.outcomes import (
+    DONE,
     SENTENCE_LIMIT,
     Dead,
     Discarded,
@@ -99,21 +99,21 @@ class Batch:
         self.limit = SoftLimit(handler.soft_limit_seconds)
         self.settlement = Settlement(claim.token, handler, settings)
         self.stop_starting_at = claim.deadline - settings.ingest_lease_seconds / 2
-        self.unsettled = {task.id: task for task in claim.tasks}
+        self.unsettled = dict.fromkeys(claim.tasks)
         self.running: Sequence[Task] = ()
         self.held_up: dict[str, int] = {}  # partition keys, and from which of their tasks on nothing may run (P9)
-        self.outside: dict[uuid.UUID, float] = {}  # seconds before `Finish`, which belong to the same call
-        self.seconds: dict[uuid.UUID, float] = {}  # in the handler, the last time it was called
+        self.outside: dict[Task, float] = {}  # seconds before `Finish`, which belong to the same call
+        self.seconds: dict[Task, float] = {}  # in the handler, the last time it was called
 
     def run(self) -> None:
         with self._holding() as held, self.limit:
             try:
                 if self.handler.transactional and len(self.claim.tasks) > 1:
                     self._together(held)
-                for task in list(self.unsettled.values()):
+                for task in list(self.unsettled):
                     self._alone(task, held)
             except (SystemExit, KeyboardInterrupt) as stopped:
-                self._give_back([(task, outcome_of(stopped)) for task in self.unsettled.values()])
+                self._give_back([(task, outcome_of(stopped)) for task in self.unsettled])
                 raise
             except (LedgerLost, Unreachable) as error:
                 logger.warning("the ledger was lost: %s", error)
@@ -139,7 +139,7 @@ class Batch:
         """Another of its partition key in this batch."""
         return task.partition_key is not None and any(
             other.partition_key == task.partition_key and (other.key_seq or 0) < (task.key_seq or 0)
-            for other in self.unsettled.values()
+            for other in self.unsettled
         )
 
     def _alone(self, task: Task, held: Held) -> None:
@@ -157,7 +157,7 @@ class Batch:
             case Broken(culprit=(_, outcome)):
                 self._settle(task, outcome)
             case Broken():
-                self._lost(task, Succeeded())
+                self._lost(task, DONE)
 
     def _outside(self, task: Task, held: Held) -> None:
         """No transaction is open while its handler runs; how long that takes is between it and its limits."""
@@ -169,7 +169,7 @@ class Batch:
             outcome = call_outside(self.handler, with_steps, held, self.limit)
         finally:
             held.watched = None
-            self.outside[task.id] = self.seconds[task.id] = time.monotonic() - started_at
+            self.outside[task] = self.seconds[task] = time.monotonic() - started_at
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)
         else:
@@ -214,8 +214,7 @@ class Batch:
         started_at = time.monotonic()
         outcomes = call(handler, tasks, db, held, self.limit)
         each = (time.monotonic() - started_at) / len(tasks)
-        for task in tasks:
-            self.seconds[task.id] = each + self.outside.get(task.id, 0.0)
+        self.seconds |= dict.fromkeys(tasks, each + self.outside.get(tasks[0], 0.0))
         return outcomes
 
     def _refusal(self, error: DBAPIError, db: HandlerSession) -> Outcome:
@@ -236,7 +235,7 @@ class Batch:
         else:
             self._lost(task, outcome)
 
-    def _settled(self, outcomes: Outcomes) -> Mapping[uuid.UUID, Outcome]:
+    def _settled(self, outcomes: Outcomes) -> Mapping[Task, Outcome]:
         """Until there is an answer. A lost one may have been a yes, and then the second finds nothing to settle."""
         answer_was_lost = False
         for _ in range(REPEATS):
@@ -249,7 +248,7 @@ class Batch:
                     raise
                 answer_was_lost |= error.connection_invalidated
             else:
-                return {task.id: outcome for task, outcome in outcomes} if answer_was_lost else settled
+                return dict(outcomes) if answer_was_lost else settled
         raise LedgerLost
 
     def _is_last(self, outcomes: Outcomes) -> bool:
@@ -264,10 +263,10 @@ class Batch:
         self._done([(task, outcome)], {})
         count("lease_lost", 1)
 
-    def _done(self, outcomes: Outcomes, settled: Mapping[uuid.UUID, Outcome]) -> None:
+    def _done(self, outcomes: Outcomes, settled: Mapping[Task, Outcome]) -> None:
         for task, _ in outcomes:
-            del self.unsettled[task.id]
-            if task.partition_key is not None and not self._makes_way(settled.get(task.id)):
+            del self.unsettled[task]
+            if task.partition_key is not None and not self._makes_way(settled.get(task)):
                 place = task.key_seq or 0
                 self.held_up[task.partition_key] = min(place, self.held_up.get(task.partition_key, place))
         count_outcomes(settled, self.seconds)
@@ -278,11 +277,11 @@ class Batch:
 
     def _blamed(self, error: Exception, code: ErrorCode) -> Outcomes:
         """Of what ran, one that ran alone is charged, and several are isolated; the others did not run (P5)."""
-        running = {task.id for task in self.running} & self.unsettled.keys()
+        running = self.unsettled.keys() & self.running
         failure = Failure.of(error, code)
         among_others = Isolated(f"its batch was broken off: {failure.message}"[:SENTENCE_LIMIT])
         ran = Retry(failure) if len(running) == 1 else among_others
-        return [(task, ran if id_ in running else NO_TIME) for id_, task in self.unsettled.items()]
+        return [(task, ran if task in running else NO_TIME) for task in self.unsettled]
 
     def _give_back(self, outcomes: Outcomes) -> None:
         """All that has not been settled, in one commit. What another holder has, or was committed, stays as it is."""

@@ -14,6 +14,7 @@ from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused
 from tasks.heartbeat import Held
 from tasks.limits import SoftLimit, SoftTimeLimit
 from tasks.outcomes import (
+    DONE,
     Dead,
     ErrorCode,
     Failure,
@@ -48,6 +49,8 @@ def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held
             result = limit.call(handler.function, list(tasks) if handler.many else tasks[0], db)
             failpoint("ingest.in_handler")
             db.take_stock()
+        if result is None:
+            return [DONE] * len(tasks)
         return [outcome_of_result(each) for each in (_each_of(result, tasks) if handler.many else [result])]
     except (SystemExit, KeyboardInterrupt):
         raise
@@ -110,8 +113,6 @@ def _failed(error: BaseException, db: HandlerSession | None, handler: Handler) -
 
 def _each_of(result: Any, tasks: Sequence[Task]) -> list[Any]:
     """A handler of many returns nothing, or a result for each task, in their order."""
-    if result is None:
-        return [None] * len(tasks)
     if isinstance(result, list | tuple) and len(result) == len(tasks):
         return list(result)
     raise TypeError(f"A handler of many returns None, or a list of {len(tasks)} results here: one for each task.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
 import metrics
 from tasks.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
+from tasks.task import Task
 
 
 def count(result: str, how_many: int) -> None:
@@ -16,11 +16,11 @@ def count(result: str, how_many: int) -> None:
         metrics.INGEST_TASK_PROCESS_TOTAL.labels(result).inc(how_many)
 
 
-def count_outcomes(outcomes: Mapping[uuid.UUID, Outcome], seconds: Mapping[uuid.UUID, float]) -> None:
+def count_outcomes(outcomes: Mapping[Task, Outcome], seconds: Mapping[Task, float]) -> None:
     """What tasks were settled as; `seconds` were spent in their handlers, where those were called."""
     results: dict[type[Outcome], list[float | None]] = defaultdict(list)
-    for task_id, outcome in outcomes.items():
-        results[type(outcome)].append(seconds.get(task_id))
+    for task, outcome in outcomes.items():
+        results[type(outcome)].append(seconds.get(task))
     for kind, spent in results.items():
         count(_RESULTS[kind], len(spent))
         known = [each for each in spent if each is not None]

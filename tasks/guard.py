@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from models.arrays import array
+from models.arrays import array, array_of_ids
 from models.errors import Misuse
 from models.prepared import Prepared
 from tasks.kinds import DUE_AT, OPEN, TIME
@@ -154,7 +154,7 @@ def claim(
     token = uuid.uuid4()
     deadline = time.monotonic() + lease_seconds
     values = {
-        "ids": array(ids),
+        "ids": array_of_ids(ids),
         "types": array(handlers),
         "batches": array(handler.batch for handler in handlers.values()),
         "relaxed": array(handler.transactional and not durable for handler in handlers.values()),
@@ -163,7 +163,7 @@ def claim(
         "lease_seconds": lease_seconds,
         **more,
     }
-    rows = statement.execute(connection, values).all()
+    rows = statement.rows(connection, values)
     if commits:
         connection.commit()
     return _sorted(Claim(token, deadline), rows)
@@ -171,25 +171,21 @@ def claim(
 
 def task_of(columns: Sequence[Any]) -> Task:
     """From a row of COLUMNS."""
-    id_, type, payload, context, *rest = columns
-    return Task(id_, type, payload, context or {}, *rest)
+    return Task(columns[0], columns[1], columns[2], columns[3] or {}, *columns[4:])
 
 
 def _sorted(found: Claim, rows: Iterable[Sequence[Any]]) -> Claim:
-    for *columns, verdict in rows:
-        match verdict:
-            case "RUN":
-                found.tasks.append(task_of(columns))
-            case "SKIPPED":
-                found.skipped.append(columns[0])
-            case "NOT_DUE":
-                found.not_due.append(columns[0])
-            case "UNHANDLED":
-                found.unhandled.append(columns[0])
-            case "LEFT":
-                found.left.append(columns[0])
-            case "KEYED":
-                found.keyed.append(columns[0])
-            case "NEXT":
-                found.next_in_line.append(columns[0])
+    others = {
+        "SKIPPED": found.skipped,
+        "NOT_DUE": found.not_due,
+        "UNHANDLED": found.unhandled,
+        "LEFT": found.left,
+        "KEYED": found.keyed,
+        "NEXT": found.next_in_line,
+    }
+    for row in rows:
+        if row[-1] == "RUN":
+            found.tasks.append(task_of(row[:-1]))
+        else:
+            others[row[-1]].append(row[0])
     return found

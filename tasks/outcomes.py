@@ -152,6 +152,7 @@ class Isolated:
     why: str
 
 
+DONE: Final = Succeeded()  # with no result
 Outcome = Succeeded | Retry | Dead | Snoozed | Discarded | Released | Isolated
 
 
@@ -160,7 +161,7 @@ def outcome_of_result(result: Any) -> Outcome:
     if isinstance(result, Verdict):
         return outcome_of(result)
     if result is None:
-        return Succeeded()
+        return DONE
     try:
         return Succeeded(canonical_json(result, what="result"))
     except BadPayload as error:

@@ -17,11 +17,12 @@ A task whose lease is lost is in none of the answers: nothing is written for it 
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import metrics
-from models.arrays import array
+from models.arrays import array, array_of_ids
 from models.prepared import Prepared
 from outbox.backoff import backoff_ms
 from outbox.lease import Db, connection_of
@@ -62,27 +63,27 @@ class Settlement:
 
     def settle(
         self, db: Db, outcomes: Outcomes, *, is_last: bool = False, in_batch: bool = False
-    ) -> dict[uuid.UUID, Outcome]:
+    ) -> dict[Task, Outcome]:
         """Returns what was settled, and as what. `is_last` ends the lease; `in_batch`: with the handlers' effects."""
-        groups: dict[type[Outcome], list[tuple[Task, Any]]] = {}
+        groups: dict[type[Outcome], list[tuple[Task, Any]]] = defaultdict(list)
         for task, outcome in outcomes:
-            final = self._final(task, outcome)
-            groups.setdefault(type(final), []).append((task, final))
-        settled: dict[uuid.UUID, Outcome] = {}
+            final = _final(task, outcome) if type(outcome) is Retry else outcome
+            groups[type(final)].append((task, final))
+        settled: dict[Task, Outcome] = {}
         for group in groups.values():
             statement, columns = self._statement(group, in_batch=in_batch)
             values = {**columns, "is_last": is_last and not settled}  # the lease before all tasks
             ids = self._execute(db, statement, [task for task, _ in group], values)
-            settled |= {task.id: final for task, final in group if ids is None or task.id in ids}
+            settled.update(group if ids is None else (pair for pair in group if pair[0].id in ids))
         return settled
 
-    def isolate(self, db: Db, tasks: Sequence[Task], why: str) -> dict[uuid.UUID, Outcome]:
+    def isolate(self, db: Db, tasks: Sequence[Task], why: str) -> dict[Task, Outcome]:
         """They were in a batch that was lost: alone next time, and no attempt burned (P5)."""
         return self.settle(db, [(task, Isolated(why)) for task in tasks], is_last=True)
 
     def audit(self, db: Db, ids: Sequence[uuid.UUID], code: str, *, is_last: bool) -> None:
         """A lost lease: what this holder could not write, and what it found instead."""
-        values = {"id": array(ids), "code": code, "worker_id": actor(), "token": self.token, "is_last": is_last}
+        values = {"id": array_of_ids(ids), "code": code, "worker_id": actor(), "token": self.token, "is_last": is_last}
         connection_of(db).execute(AUDIT, values)
         metrics.LEASE_LOST_TOTAL.inc(len(ids))
 
@@ -92,7 +93,7 @@ class Settlement:
         """The ids that were settled; None if it was all of them."""
         parameters = {
             **values,
-            "id": array(task.id for task in tasks),
+            "id": array_of_ids(task.id for task in tasks),
             "token": self.token,
             "actor": actor(),
             **rings.ring_values(db, {task.queue for task in tasks}),
@@ -100,12 +101,6 @@ class Settlement:
         ids, ours = statement.execute(connection_of(db), parameters).one()
         rings.publish_after_commit(db, ours)
         return None if ids is None else set(ids)
-
-    def _final(self, task: Task, outcome: Outcome) -> Outcome:
-        """The last attempt that fails is the end."""
-        if isinstance(outcome, Retry) and task.attempt_count + 1 >= task.max_attempts:
-            return Dead(outcome.failure)
-        return outcome
 
     def _statement(self, group: Sequence[tuple[Task, Any]], *, in_batch: bool) -> tuple[Prepared, Columns]:  # noqa: PLR0911 - one each
         """One statement for outcomes of one kind, and what it needs to know of each."""
@@ -154,6 +149,11 @@ _SUCCEEDING: Final = {  # with partition keys, in a batch
     (True, False): SUCCEED_KEYED,
     (True, True): SUCCEED_KEYED_IN_BATCH,
 }
+
+
+def _final(task: Task, failed: Retry) -> Outcome:
+    """The last attempt that fails is the end."""
+    return Dead(failed.failure) if task.attempt_count + 1 >= task.max_attempts else failed
 
 
 def _errors(outcomes: Sequence[Retry | Dead]) -> Columns:

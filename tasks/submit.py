@@ -4,6 +4,8 @@ with Session.begin() as session:
     session.add(invoice)
     submit(session, "invoice.import", {"invoice": 17}, key="invoice 17")
 
+Whoever has nothing else to commit gives an engine: `submit(engine(), …)` is a transaction of its own.
+
 Same key, same payload: the existing task. Same key, another payload: `IdempotencyConflict`. Equal is what the database
 calls equal (jsonb). A thousand tasks are one round trip, and one ring per handler batch.
 
@@ -13,8 +15,6 @@ transactions that call `submit` several times must take care of theirs. The same
 submits to one waits for the commit of whoever did so before, so that the order of a key is the order of commits (P9).
 """
 
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
-
 from __future__ import annotations
 
 import uuid
@@ -23,84 +23,20 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import text
+from sqlalchemy import Engine
 
-from models.arrays import array
+from models.arrays import array, array_of_ids
 from models.errors import CeleriacError, LedgerBusy
-from models.prepared import Prepared
 from models.status import TaskStatus
+from outbox.after_commit import begin, begin_at_once
 from outbox.lease import Db, connection_of
 from tasks import rings
 from tasks.actor import actor
 from tasks.envelope import Checked, NewTask, checked
 from tasks.identity import fresh_id, keyed_id
+from tasks.submit_statements import DRAW_TURNS, EXISTING, SUBMIT, SUBMIT_ONE, TAKE_BACK
 
 CHUNK: Final = 1000
-
-# submit_one: what `models/submit_function.py` says; its plans are kept with the connection.
-SUBMIT_ONE: Final = Prepared("""
-    SELECT created, status, same, ring, stamp
-    FROM ingest_submit_task(:id, :type, :payload, :context, :queue, :priority, :key, :max_attempts, :run_at,
-                            :delay_seconds, :notify, :actor, :batch, :ring_holder, :ring_token, :ring_seconds,
-                            :partition_key)
-""")
-
-# draw_turns: all keys are locked, in the order given, before anything is written; then so many places are drawn.
-DRAW_TURNS: Final = text("""
-    WITH locked AS MATERIALIZED (SELECT ingest_key_lock(key) FROM unnest(CAST(:keys AS text[])) AS given(key))
-    SELECT nextval('ingest_task_key_seq') FROM generate_series(1, :count) WHERE (SELECT count(*) FROM locked) > 0
-""")
-
-# submit: → QUEUED, with its first transition and its ring; ids that exist are left alone, those of pruned tasks too.
-SUBMIT: Final = text(f"""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
-    given AS MATERIALIZED (
-        SELECT given.*, coalesce(run_at, at + make_interval(secs => delay_seconds)) AS starts_at, at
-        FROM unnest(CAST(:id AS uuid[]), CAST(:type AS text[]), CAST(:payload AS jsonb[]), CAST(:context AS jsonb[]),
-                    CAST(:queue AS text[]), CAST(:priority AS smallint[]), CAST(:key AS text[]),
-                    CAST(:max_attempts AS integer[]), CAST(:run_at AS timestamptz[]),
-                    CAST(:delay_seconds AS double precision[]), CAST(:notify AS text[]),
-                    CAST(:partition_key AS text[]), CAST(:key_seq AS bigint[]))
-             WITH ORDINALITY AS given(id, type, payload, context, queue, priority, key, max_attempts, run_at,
-                                      delay_seconds, notify, partition_key, key_seq, place) CROSS JOIN clock),
-    born AS (
-        INSERT INTO ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
-                                 next_retry_at, rung_at, notify, created_at, updated_at, partition_key, key_seq)
-        SELECT id, type, payload, context, queue, priority, key, max_attempts,
-               CASE WHEN starts_at > at THEN starts_at END, greatest(starts_at, at), notify, at, at, partition_key,
-               key_seq
-        FROM given ORDER BY place
-        ON CONFLICT (id) DO NOTHING
-        RETURNING id, type, queue, priority, isolated, next_retry_at AS due_at, idempotency_key),
-    gave_way AS MATERIALIZED (
-        SELECT ingest_give_way(array_agg(id)) AS ids FROM born WHERE idempotency_key IS NOT NULL HAVING count(*) > 0),
-    kept AS MATERIALIZED (
-        SELECT * FROM born WHERE id <> ALL(coalesce((SELECT ids FROM gave_way), '{{}}'))),
-    told AS (
-        INSERT INTO ingest_task_transition (task_id, to_status, actor, created_at)
-        SELECT id, 'QUEUED', :actor, at FROM kept CROSS JOIN clock),
-    {rings.rung("kept")}
-    SELECT CASE WHEN (SELECT count(*) FROM kept) < cardinality(CAST(:id AS uuid[]))
-                THEN (SELECT coalesce(array_agg(id), '{{}}') FROM kept) END,
-           (SELECT coalesce(array_agg(id), '{{}}') FROM rung), ours
-    FROM rings
-""")
-
-# existing: what stands where a submit found its id taken; a tombstone is what is left of a pruned task (P10).
-EXISTING: Final = text("""
-    SELECT coalesce(task.status, stone.status),
-           coalesce(task.payload = given.payload, stone.payload_sha = ingest_payload_sha(given.payload))
-    FROM unnest(CAST(:id AS uuid[]), CAST(:payload AS jsonb[])) WITH ORDINALITY AS given(id, payload, place)
-    LEFT JOIN ingest_task task USING (id) LEFT JOIN task_tombstone stone USING (id)
-    ORDER BY place
-""")
-
-# take_back: tasks that were submitted a moment ago in this transaction, as if they had not been.
-TAKE_BACK: Final = text("""
-    WITH tasks AS (DELETE FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))),
-    told AS (DELETE FROM ingest_task_transition WHERE task_id = ANY(CAST(:ids AS uuid[])))
-    DELETE FROM outbox_event WHERE id = ANY(CAST(:rings AS bigint[]))
-""")
 
 
 class IdempotencyConflict(CeleriacError):
@@ -124,7 +60,7 @@ class Submitted:
 
 
 def submit(
-    session: Db,
+    session: Db | Engine,
     type: str,
     payload: Any = None,
     *,
@@ -137,18 +73,32 @@ def submit(
     context: Mapping[str, Any] | None = None,
     notify: str | None = None,
 ) -> Submitted:
-    """Submit one task. `run_at` is a time or how long from now; `notify` names a destination for the final status."""
+    """Submit one task. `run_at` is a time or how long from now; `notify` names a destination for the final status.
+
+    Through an engine it is a transaction of its own, in one round trip: committed when this returns.
+    """
     context = {} if context is None else context
     new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context, notify)
-    return _submit_one(session, checked(new))
+    one = checked(new)
+    if isinstance(session, Engine):
+        with begin_at_once(session) as connection:
+            return _submit_one(connection, one)
+    return _submit_one(session, one)
 
 
-def submit_many(session: Db, tasks: Iterable[NewTask]) -> list[Submitted]:
+def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitted]:
     """Submit tasks, a thousand in one round trip, and say of each what became of it. All are checked first.
 
     All or none: when a key belongs to another task, those that were submitted before are taken back.
     """
     given = [checked(new) for new in tasks]
+    if isinstance(session, Engine):
+        with begin(session) as connection:
+            return _submit_checked(connection, given)
+    return _submit_checked(session, given)
+
+
+def _submit_checked(session: Db, given: Sequence[Checked]) -> list[Submitted]:
     if len(given) == 1:
         return [_submit_one(session, given[0])]
     in_order = sorted(range(len(given)), key=lambda place: (given[place].new.type, given[place].new.key or ""))
@@ -161,7 +111,7 @@ def submit_many(session: Db, tasks: Iterable[NewTask]) -> list[Submitted]:
             chunk = [given[place] for place in places]
             submitted += _submit_chunk(session, chunk, [turns[place] for place in places], written)
     except CeleriacError:
-        connection_of(session).execute(TAKE_BACK, {"ids": array(written.ids), "rings": written.rings})
+        connection_of(session).execute(TAKE_BACK, {"ids": array_of_ids(written.ids), "rings": written.rings})
         raise
     rings.publish_after_commit(session, written.ours)
     found = dict(zip(in_order, submitted, strict=True))
@@ -207,7 +157,7 @@ def _submit_one(session: Db, one: Checked) -> Submitted:
         "batch": one.batch,
         **rings.holder_values(session, one.queue),
     }
-    created, status, same, ring, stamp = SUBMIT_ONE.execute(connection_of(session), values).one()
+    created, status, same, ring, stamp = SUBMIT_ONE.row(connection_of(session), values)
     if not created:
         return _met(id_, status, same=same)
     if ring is not None:
@@ -221,7 +171,7 @@ def _submit_chunk(
 ) -> list[Submitted]:
     ids = [_id(each) for each in chunk]
     values = {
-        "id": array(ids),
+        "id": array_of_ids(ids),
         "type": array(each.new.type for each in chunk),
         "payload": array(each.payload for each in chunk),
         "context": array(each.context for each in chunk),
@@ -255,7 +205,7 @@ def _told_apart(
         submitted.append(Submitted(id_, TaskStatus.QUEUED, created=True) if id_ in born else None)
         born.discard(id_)
     met = [place for place, found in enumerate(submitted) if found is None]
-    values = {"id": array(ids[place] for place in met), "payload": array(chunk[place].payload for place in met)}
+    values = {"id": array_of_ids(ids[place] for place in met), "payload": array(chunk[place].payload for place in met)}
     for place, (status, same) in zip(met, connection_of(session).execute(EXISTING, values), strict=True):
         submitted[place] = _met(ids[place], status, same=same)
     return [found for found in submitted if found is not None]

@@ -21,9 +21,9 @@ class NoSteps(Misuse):
     code = "no_steps"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
-    """One claimed task."""
+    """One claimed task. Two of them are never equal, so that one can be looked up as quickly as it was made."""
 
     id: uuid.UUID
     type: str
@@ -38,7 +38,7 @@ class Task:
     created_at: datetime
     partition_key: str | None = None
     key_seq: int | None = None  # its place among the tasks of its partition key
-    steps: Steps | None = field(default=None, repr=False, compare=False)  # of a handler outside a transaction
+    steps: Steps | None = field(default=None, repr=False)  # of a handler outside a transaction
 
     def step(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
         """Call the function once in the life of this task: its result is kept, and returned again after a retry."""

@@ -47,16 +47,19 @@ def submit(count: int, type: str, first: int = 0, keys: int = 0) -> dict[str, fl
     return {"seconds": seconds}
 
 
-def one_by_one(count: int) -> dict[str, float]:
-    """From threads, a transaction each; says when it began."""
+def one_by_one(count: int, in_sessions: int) -> dict[str, float]:
+    """From threads, a transaction each: its own, or one of a session. Says when it began."""
 
     def client(place: int) -> None:
+        ledger = engine()
         for n in range(place, count, CLIENTS):
-            with sessions().begin() as session:
-                submit_one(session, "bench.task", {"n": n})
+            if in_sessions:
+                with sessions().begin() as session:
+                    submit_one(session, "bench.task", {"n": n})
+            else:
+                submit_one(ledger, "bench.task", {"n": n})
 
-    with sessions().begin() as session:
-        submit_one(session, "bench.task", {"n": -1})  # opens connections
+    submit_one(engine(), "bench.task", {"n": -1})  # opens connections
     threads = [threading.Thread(target=client, args=(place,)) for place in range(CLIENTS)]
     began_at = time.monotonic()
     for thread in threads:

@@ -58,7 +58,7 @@ def submit(count: int) -> None:
         insert.delay(n)
 
 
-def one_by_one(count: int) -> dict[str, float]:
+def one_by_one(count: int, _in_sessions: int) -> dict[str, float]:
     """From threads; says when it began."""
 
     def client(place: int) -> None:

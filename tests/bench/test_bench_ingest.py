@@ -37,6 +37,7 @@ FOUND = Found(
     keyed=Rate("ours, keyed", 2000),
     plain_one_by_one=300,
     one_by_one=599,
+    one_by_one_in_sessions=400,
     plain_latency=Latency(3, 6),
     latency=Latency(15, 61),
     bare_insert=10_000,

@@ -175,7 +175,7 @@ class Life(RuleBasedStateMachine):
             is_last = held == self.held(claimed, claimed.tasks)
             done = self.settlement(claimed).settle(db, [(task, OUTCOMES[outcome]) for task in tasks], is_last=is_last)
             db.rollback() if undo else db.commit()
-        assert set(done) == held, "no write with a stale token"
+        assert {task.id for task in done} == held, "no write with a stale token"
         self.seen["refused a stale token"] += len(tasks) - len(held)
         self.seen["refused a stale token of a running task"] += len(
             [task for task in tasks if task.id not in held and self.rows[task.id].token]
