@@ -131,7 +131,7 @@ def ingest(
 def _print_systems(found: Found) -> None:
     from bench.ingest import fastest  # noqa: PLC0415 - loads everything
 
-    systems = [*found.plain, *found.peers, *found.limit, *found.task, found.keyed, *found.many]
+    systems = [*found.plain, *found.peers, *found.task, found.keyed, *found.many, found.limit]
     task, many = fastest(found.task), fastest(found.many)
     print_table(
         ("submitted beforehand", "tasks/s", "ours per task", "ours many=True"),

@@ -7,7 +7,6 @@ may have been done or not, and only the caller knows how to find out.
 
 from __future__ import annotations
 
-import json
 import select
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 import settings
 from models.errors import Unreachable
+from models.reading import read_ids, read_json
 
 # A host that vanished without a word is noticed after 30 + 3 · 5 s when idle, after 30 s when something was sent to it.
 CONNECT_ARGS: Final[dict[str, str | int]] = {
@@ -60,9 +60,10 @@ def make_engine(
         hide_parameters=True,  # payloads stay out of error texts and logs
         connect_args={name: value for name, value in ours.items() if name not in address.query},
         execution_options={_OURS: True},
-        json_deserializer=_read_json,
+        json_deserializer=read_json,
         **options,
     )
+    event.listen(made, "connect", read_ids)
     event.listen(made, "handle_error", _say_who_is_unreachable)
     event.listen(made, "checkin", _note_use)
     event.listen(made, "checkout", partial(_ping_if_in_doubt, made.dialect))
@@ -126,14 +127,6 @@ def place(url: URL) -> str:
     host = url.host or url.query.get("host") or "the local socket"
     port = url.port or url.query.get("port") or 5432
     return f"{host}:{port}"
-
-
-def _read_json(written: str) -> Any:
-    """As PostgreSQL writes it, with nothing around it: `json.loads` spends more time on looking for that."""
-    return _DECODER.raw_decode(written)[0]
-
-
-_DECODER: Final = json.JSONDecoder()
 
 
 @lru_cache

@@ -43,6 +43,7 @@ DUE: Final = f"{TIME} <= (SELECT at FROM clock)"
 # What a task is to its handler, in the order of `Task`.
 COLUMNS: Final = """id, type, payload, nullif(context, '{}') AS context, queue, priority, attempt_count, max_attempts,
                   idempotency_key, next_retry_at, created_at, partition_key, key_seq"""
+_COUNT: Final = 13
 
 
 def claim_statement(choose: str, *, verdict: str) -> Prepared:
@@ -170,8 +171,8 @@ def claim(
 
 
 def task_of(columns: Sequence[Any]) -> Task:
-    """From a row of COLUMNS."""
-    return Task(columns[0], columns[1], columns[2], columns[3] or {}, *columns[4:])
+    """From a row that begins with COLUMNS."""
+    return Task(columns[0], columns[1], columns[2], columns[3] or {}, *columns[4:_COUNT])
 
 
 def _sorted(found: Claim, rows: Iterable[Sequence[Any]]) -> Claim:
@@ -185,7 +186,7 @@ def _sorted(found: Claim, rows: Iterable[Sequence[Any]]) -> Claim:
     }
     for row in rows:
         if row[-1] == "RUN":
-            found.tasks.append(task_of(row[:-1]))
+            found.tasks.append(task_of(row))
         else:
             others[row[-1]].append(row[0])
     return found

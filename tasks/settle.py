@@ -66,9 +66,9 @@ class Settlement:
     ) -> dict[Task, Outcome]:
         """Returns what was settled, and as what. `is_last` ends the lease; `in_batch`: with the handlers' effects."""
         groups: dict[type[Outcome], list[tuple[Task, Any]]] = defaultdict(list)
-        for task, outcome in outcomes:
-            final = _final(task, outcome) if type(outcome) is Retry else outcome
-            groups[type(final)].append((task, final))
+        for pair in outcomes:
+            final = _final(*pair) if type(pair[1]) is Retry else pair
+            groups[type(final[1])].append(final)
         settled: dict[Task, Outcome] = {}
         for group in groups.values():
             statement, columns = self._statement(group, in_batch=in_batch)
@@ -151,9 +151,9 @@ _SUCCEEDING: Final = {  # with partition keys, in a batch
 }
 
 
-def _final(task: Task, failed: Retry) -> Outcome:
+def _final(task: Task, failed: Any) -> tuple[Task, Outcome]:
     """The last attempt that fails is the end."""
-    return Dead(failed.failure) if task.attempt_count + 1 >= task.max_attempts else failed
+    return task, Dead(failed.failure) if task.attempt_count + 1 >= task.max_attempts else failed
 
 
 def _errors(outcomes: Sequence[Retry | Dead]) -> Columns:

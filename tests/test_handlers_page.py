@@ -74,11 +74,15 @@ def test_a_real_worker(stack):
 
     from sqlalchemy.orm import Session
 
-    from myapp.orders import import_all
+    from myapp.orders import import_all, move
 
     with Session(stack.engine) as session:
         import_all(session, [{"number": n, "total": n} for n in range(3)])
         session.commit()
+    move(5, by=1)
+    with stack.engine.connect() as connection:
+        statement = "SELECT partition_key FROM ingest_task WHERE type = 'stock.move'"
+        assert connection.execute(text(statement)).scalars().all() == ["article 5"]
     with stack.worker(), stack.engine.connect() as connection:
         deadline = time.monotonic() + 20
         while connection.execute(text("SELECT count(*) FROM invoice")).scalar() < 3:

@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 from bench.peers.effect import VALUE, pass_gate
 from tasks import Task, handler
 
-MANY: Final = 500
-LARGE: Final = 1000
+MANY: Final = 1000
 SMALL_TASKS: Final = 300  # a batch for tasks that take no time
 ONE_ROW: Final = text("INSERT INTO bench_sink (n, value) VALUES (:n, :value)")
 # bare SQL says the same in raw_sql.py
@@ -33,11 +32,6 @@ def insert_small(task: Task, db: Session) -> None:
 @handler("bench.many", many=True, batch=MANY)
 def insert_many(tasks: Sequence[Task], db: Session) -> None:
     db.execute(MANY_ROWS, {"n": [task.payload["n"] for task in tasks], "value": VALUE})
-
-
-@handler("bench.large", many=True, batch=LARGE)
-def insert_large(tasks: Sequence[Task], db: Session) -> None:
-    insert_many(tasks, db)
 
 
 @handler("bench.start")

@@ -16,7 +16,6 @@ from psycopg2.extensions import new_array_type, register_type
 from psycopg2.extras import execute_values
 
 from bench.peers.effect import PROCESSES, VALUE, database_url, obey, pass_gate
-from bench.peers.our_handlers import LARGE, MANY
 from models.arrays import array
 from tasks.guard import CLAIM
 from tasks.identity import fresh_id
@@ -26,7 +25,6 @@ UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 wo
 CHUNK: Final = 1000
 RING: Final = 100
 LEASE_SECONDS: Final = 60
-TYPES: Final = {MANY: "bench.many", LARGE: "bench.large"}
 MANY_ROWS: Final = "INSERT INTO bench_sink (n, value) SELECT n, %s FROM unnest(%s) AS n"
 TASKS: Final = """
     INSERT INTO ingest_task (id, type, payload, context, queue, priority, max_attempts, rung_at, created_at, updated_at)
@@ -51,7 +49,7 @@ def work(width: int, place: int) -> None:
         pass_gate()
         for start in range(place * width, len(ids), PROCESSES * width):
             token = str(uuid.uuid4())
-            cursor.execute(claim, claiming(ids[start : start + width], token, kind=TYPES[width]))
+            cursor.execute(claim, claiming(ids[start : start + width], token))
             rows = [row for row in cursor.fetchall() if row[-1] == "RUN"]
             connection.commit()
             cursor.execute(MANY_ROWS, (VALUE, [row[2]["n"] for row in rows]))
@@ -63,9 +61,9 @@ def work(width: int, place: int) -> None:
     time.sleep(3600)  # until it is ended, like any worker
 
 
-def claiming(ids: Sequence[str], token: str, kind: str = "bench.many") -> dict[str, Any]:
+def claiming(ids: Sequence[str], token: str) -> dict[str, Any]:
     """The parameters of CLAIM."""
-    known = {"types": array([kind]), "batches": array([len(ids)]), "relaxed": array([True])}
+    known = {"types": array(["bench.many"]), "batches": array([len(ids)]), "relaxed": array([True])}
     return {**known, "ids": array(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
 
 

@@ -1,0 +1,34 @@
+"""Values as PostgreSQL writes them, read by the thousand: the usual readers take anything, and twice the time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+from uuid import UUID, SafeUUID
+
+from psycopg2.extensions import new_type, register_type
+from sqlalchemy.pool import ConnectionPoolEntry
+
+
+def read_json(written: str) -> Any:
+    """With nothing around it: `json.loads` spends more time on looking for that."""
+    return _DECODER.raw_decode(written)[0]
+
+
+def read_ids(connection: Any, _record: ConnectionPoolEntry) -> None:
+    """On this connection, from now on."""
+    register_type(_ID, connection)
+
+
+def _read_id(written: str | bytes | None, _cursor: Any) -> UUID | None:
+    if not isinstance(written, str):
+        return None
+    made = object.__new__(UUID)
+    object.__setattr__(made, "int", int(written.replace("-", ""), 16))
+    object.__setattr__(made, "is_safe", _UNKNOWN)
+    return made
+
+
+_UNKNOWN: Final = SafeUUID.unknown
+_DECODER: Final = json.JSONDecoder()
+_ID: Final = new_type((2950,), "celeriac_id", _read_id)  # the type uuid
