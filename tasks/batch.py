@@ -10,9 +10,10 @@ Tasks of one partition key run in their order, and the first that does not succe
 given back (P9).
 
 Settling must return exactly the tasks that ran. One fewer means that its lease was lost: everything is rolled back, and
-what is still ours runs one by one. After half a lease no further task is started; what is done is settled, the rest is
-given back (P6). When the connection is lost, nobody knows whether the COMMIT went through: the fence does, and what is
-still ours goes back, to be run alone (P5). Whatever happens, the lease ends with the last of its tasks, in one commit.
+what is still ours runs one by one. After a second (`pace.py`), and after half a lease for sure, no further task is
+started; what is done is settled, the rest is given back (P6). When the connection is lost, nobody knows whether the
+COMMIT went through: the fence does, and what is still ours goes back, to be run alone (P5). Whatever happens, the lease
+ends with the last of its tasks, in one commit.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from failpoint import failpoint
 from models.engine import Bind
 from models.errors import CeleriacError, Unreachable
 from settings import Settings
+from tasks import pace
 from tasks.call import Repeat, call, call_outside, is_serialization_failure
 from tasks.counting import count, count_outcomes
 from tasks.guard import Claim
@@ -98,7 +100,8 @@ class Batch:
         self.handler = handler
         self.limit = SoftLimit(handler.soft_limit_seconds)
         self.settlement = Settlement(claim.token, handler, settings)
-        self.stop_starting_at = claim.deadline - settings.ingest_lease_seconds / 2
+        self.half_a_lease_at = claim.deadline - settings.ingest_lease_seconds / 2
+        self.stop_starting_at = self._stop_starting_at()
         self.unsettled = dict.fromkeys(claim.tasks)
         self.running: Sequence[Task] = ()
         self.held_up: dict[str, int] = {}  # partition keys, and from which of their tasks on nothing may run (P9)
@@ -110,6 +113,7 @@ class Batch:
             try:
                 if self.handler.transactional and len(self.claim.tasks) > 1:
                     self._together(held)
+                    self.stop_starting_at = self._stop_starting_at()
                 for task in list(self.unsettled):
                     self._alone(task, held)
             except (SystemExit, KeyboardInterrupt) as stopped:
@@ -121,6 +125,12 @@ class Batch:
             except Exception as error:  # a fault of ours
                 self._give_back(self._blamed(error, ErrorCode.HANDLER_ERROR))
                 raise
+
+    def _stop_starting_at(self) -> float:
+        """A slow batch shares what it has not begun."""
+        if self.handler.many:
+            return self.half_a_lease_at
+        return min(self.half_a_lease_at, time.monotonic() + pace.STOP_SECONDS)
 
     def _holding(self) -> AbstractContextManager[Held]:
         return heartbeat().holding(self.claim.token, self.claim.deadline)
@@ -170,6 +180,7 @@ class Batch:
         finally:
             held.watched = None
             self.outside[task] = self.seconds[task] = time.monotonic() - started_at
+            pace.note(self.handler, self.seconds[task])
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)
         else:
@@ -181,7 +192,7 @@ class Batch:
             try:
                 return self._transaction(tasks, handler, held)
             except Repeat:
-                continue
+                self.stop_starting_at = self._stop_starting_at()
         return Broken.by(tasks, TOO_OFTEN)
 
     def _transaction(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:
@@ -213,8 +224,9 @@ class Batch:
     def _called(self, tasks: Sequence[Task], db: HandlerSession, handler: Handler, held: Held) -> list[Outcome]:
         started_at = time.monotonic()
         outcomes = call(handler, tasks, db, held, self.limit)
-        each = (time.monotonic() - started_at) / len(tasks)
-        self.seconds |= dict.fromkeys(tasks, each + self.outside.get(tasks[0], 0.0))
+        each = (time.monotonic() - started_at) / len(tasks) + self.outside.get(tasks[0], 0.0)
+        self.seconds |= dict.fromkeys(tasks, each)
+        pace.note(handler, each)
         return outcomes
 
     def _refusal(self, error: DBAPIError, db: HandlerSession) -> Outcome:

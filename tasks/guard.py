@@ -35,6 +35,7 @@ from models.arrays import array, array_of_ids
 from models.errors import Misuse
 from models.prepared import Prepared
 from tasks.kinds import DUE_AT, OPEN, TIME
+from tasks.pace import batch_of
 from tasks.registry import Handler
 from tasks.task import Task
 
@@ -157,7 +158,7 @@ def claim(
     values = {
         "ids": array_of_ids(ids),
         "types": array(handlers),
-        "batches": array(handler.batch for handler in handlers.values()),
+        "batches": array(map(batch_of, handlers.values())),
         "relaxed": array(handler.transactional and not durable for handler in handlers.values()),
         "token": token,
         "holder": holder,

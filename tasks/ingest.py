@@ -27,18 +27,19 @@ from tasks.actor import actor
 from tasks.batch import Batch
 from tasks.counting import count
 from tasks.guard import Claim
+from tasks.pace import fills_a_small_batch
 from tasks.registry import find, handlers
 
 Owned = Callable[[Sequence[uuid.UUID]], None]
-RING_AGAIN_SECONDS: Final = 30.0
+UNHANDLED_SECONDS: Final = 30.0
 Id = str | uuid.UUID
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 # Whose predecessor runs for long is rung less and less often: the end of that rings for it.
 _WAITED: Final = """CASE WHEN :in_line THEN
             at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
-# ring_later: for tasks that nobody here can run now; no attempt, no transition (P7).
-RING_LATER: Final = text(f"""
+# ring_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7).
+RING_AGAIN: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     held AS MATERIALIZED (
         SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
@@ -46,7 +47,7 @@ RING_LATER: Final = text(f"""
     waiting AS (
         UPDATE ingest_task task SET rung_at = at + greatest(make_interval(secs => :seconds), {_WAITED}) FROM held, clock
         WHERE task.id = held.id
-        RETURNING task.id, type, queue, priority, isolated, rung_at AS due_at),
+        RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN rung_at END AS due_at),
     {rings.rung("waiting")}
     SELECT ours FROM rings
 """)
@@ -81,24 +82,37 @@ def _claim_and_run(
         failpoint("ingest.after_claim")
         count("skipped", len(claimed.skipped))
         count("not_due", len(claimed.not_due))
-        _ring_later(engine, claimed.unhandled, RING_AGAIN_SECONDS)
-        _ring_later(engine, claimed.next_in_line, keys.NEXT_SECONDS, in_line=True)
+        # A rolling deploy: another worker may know their type, or this one tomorrow.
+        _ring_again(engine, claimed.unhandled, UNHANDLED_SECONDS)
+        # Their turn is about to come.
+        _ring_again(engine, claimed.next_in_line, keys.NEXT_SECONDS, in_line=True)
         keyed += claimed.keyed
+        ids = _for_others(engine, claimed)
         if owned:
-            owned([*claimed.left, *keyed])
+            owned([*ids, *keyed])
         if claimed.tasks:
             Batch(engine, claimed, find(claimed.tasks[0].type), current).run()
-        ids = claimed.left
     return keyed
 
 
-def _ring_later(engine: Engine, ids: Sequence[uuid.UUID], seconds: float, *, in_line: bool = False) -> None:
-    """A rolling deploy: another worker may know their type, or this one tomorrow. Or their turn is about to come."""
+def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
+    """Where a slow type made the batch small, the rest is rung for whoever is free. Returns what is left to us."""
+    if not claimed.tasks or not fills_a_small_batch(find(claimed.tasks[0].type), len(claimed.tasks)):
+        return claimed.left
+    _ring_again(engine, claimed.left, 0, queues=[claimed.tasks[0].queue])
+    return []
+
+
+def _ring_again(
+    engine: Engine, ids: Sequence[uuid.UUID], seconds: float, *, in_line: bool = False, queues: Sequence[str] = ()
+) -> None:
+    """Rings for these queues that are due at once are ours to publish."""
     if not ids:
         return
     with Session(engine) as db:
-        values = {"ids": list(ids), "seconds": seconds, "in_line": in_line, **rings.ring_values(db, ())}
-        connection_of(db).execute(RING_LATER, values)
+        values = {"ids": list(ids), "seconds": seconds, "in_line": in_line, **rings.ring_values(db, queues)}
+        ours = connection_of(db).execute(RING_AGAIN, values).scalar_one()
+        rings.publish_after_commit(db, ours)
         db.commit()
 
 

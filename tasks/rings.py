@@ -17,6 +17,7 @@ from typing import Any, Final
 from outbox import after_commit
 from outbox.lease import ClaimedEvent, Db
 from outbox.submitter import submitter
+from tasks.pace import batch_of
 from tasks.registry import DEFAULT_BATCH, handlers
 
 RING: Final = "celery:"
@@ -59,7 +60,7 @@ def ring_values(db: Db, queues: Collection[str]) -> dict[str, Any]:
         "ring_token": ours.lease_token,
         "ring_seconds": ours.lease_seconds,
         "ring_queues": [queue for queue in set(queues) if watched and ours.accepts(RING + queue)],
-        "batches": json.dumps({name: handler.batch for name, handler in handlers().items()}),
+        "batches": json.dumps({name: batch_of(handler) for name, handler in handlers().items()}),
     }
 
 

@@ -15,6 +15,7 @@ import kombu.pools
 import pytest
 
 from outbox import submitter
+from tasks import pace
 from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, WorkerNode
 from tests.nodes.shared import SharedNodes, SharedRabbit
 from tests.servers import ServersOfTests
@@ -38,6 +39,7 @@ def nodes(
 @pytest.fixture(autouse=True)
 def _submitter_has_finished() -> Iterator[None]:
     """What a test has handed over is published before the next one empties the tables; no test leaves a connection."""
+    pace.forget()
     yield
     if left := submitter._ours.submitter:
         left.flush()

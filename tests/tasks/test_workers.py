@@ -139,7 +139,7 @@ def test_a_storm_of_kills_at_every_place_leaves_each_effect_once(start: Any, tmp
 @pytest.mark.guarantee
 def test_a_worker_that_is_told_to_end_gives_its_tasks_back_unburned(start: Any) -> None:
     first = start("first")
-    ids = submitted(20, seconds=0.5)
+    ids = submitted(8, seconds=0.5)
     wait_until(lambda: holders() & names(first), "the worker holds a lease", seconds=20)
     first.popen.terminate()
     first.popen.wait(20)
@@ -149,7 +149,7 @@ def test_a_worker_that_is_told_to_end_gives_its_tasks_back_unburned(start: Any) 
     assert given_back
     start("second")
     await_all()
-    assert effects() == [(20, 20)]
+    assert effects() == [(8, 8)]
     assert set(rows("attempt_count")) == {(0,)}
 
 

@@ -136,7 +136,9 @@ def test_a_child_that_is_killed_is_replaced_and_a_worker_that_is_told_to_end_giv
         parent.terminate()
         assert parent.wait(20) == 0
     assert holder() is None
-    assert {row for id_ in more for row in transitions(id_)[-1:]} == {("RUNNING", "QUEUED")}
+    last = {row for id_ in more for row in transitions(id_)[-1:]}
+    assert ("RUNNING", "QUEUED") in last
+    assert last <= {("RUNNING", "QUEUED"), (None, "QUEUED")}  # slow ones are not taken all at once
     assert set(rows("attempt_count")) == {(0,)}
     with engine().begin() as connection:
         found = connection.execute(text("SELECT task_id FROM chaos_effect")).scalars()

@@ -1,0 +1,150 @@
+"""Slow tasks are not kept by one worker: batches become small, and what is left of a message is rung for others."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from outbox.submitter import submitter
+from tasks import Task, pace
+from tasks.registry import Handler, find
+from tests.outbox.ledger import arrived
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import claimed, clean_sink, delivered, handled, leases, raising, submitted
+from tests.tasks.work import OnPurpose, insert, rings, rows, transitions
+
+TYPE = "test.slow"
+NO_TIME = "there was no time to start it"
+
+
+@pytest.fixture(autouse=True)
+def ledger(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersOfTests]:
+    """A batch is ten times as short, and however slow this machine is, it is not stopped."""
+    monkeypatch.setattr(pace, "BATCH_SECONDS", 0.05)
+    monkeypatch.setattr(pace, "STOP_SECONDS", 60.0)
+    with clean_sink():
+        yield stack
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "STOP_SECONDS", 0.1)
+
+
+def slowly(each: Task, db: Session) -> None:
+    insert(each, db)
+    time.sleep(0.03)
+
+
+def quickly(each: Task, db: Session) -> None:
+    insert(each, db)
+
+
+def given_back(ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
+    return [id_ for id_ in ids if (NO_TIME,) in transitions(id_, "message")]
+
+
+def of(seconds: float, **how: Any) -> Handler:
+    with handled(TYPE, how.pop("function", quickly), **how) as handler:
+        pace.forget()
+        pace.note(handler, seconds)
+        return handler
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batch"), [(0.0, 100), (0.0005, 100), (0.001, 50), (0.01, 5), (0.04, 1), (3600.0, 1)]
+)
+def test_a_batch_is_what_takes_about_half_a_second_and_at_least_one(seconds: float, batch: int) -> None:
+    assert pace.batch_of(of(seconds)) == batch
+
+
+def test_a_handler_of_many_decides_for_itself() -> None:
+    assert pace.batch_of(of(60.0, function=lambda _tasks, _db: None, many=True, batch=1000)) == 1000
+
+
+def test_one_slow_task_is_forgotten_after_some_quick_ones() -> None:
+    handler = of(10.0)
+    assert pace.batch_of(handler) == 1
+    for _ in range(150):
+        pace.note(handler, 0.0001)
+    assert pace.batch_of(handler) == 100
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest_back_in_small_rings() -> None:
+    with handled(TYPE, slowly):
+        ids = submitted(20, TYPE)
+        before = len(rings())
+        delivered(ids)
+        done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
+        assert 1 <= len(done) <= 4
+        assert set(given_back(ids)) == set(ids) - set(done)
+        assert set(rows("status, attempt_count")) == {("SUCCEEDED", 0), ("QUEUED", 0)}
+        again = rings()[before:]
+        assert {len(ring.ids) for ring in again} == {1}
+        assert sorted(id_ for ring in again for id_ in ring.ids) == sorted(given_back(ids))
+    assert leases() == 0
+
+
+def test_what_a_message_names_beyond_a_small_batch_is_rung_at_once_for_others(ledger: ServersOfTests) -> None:
+    seen: list[int] = []
+
+    def look(each: Task, db: Session) -> None:
+        submitter().flush(10)
+        seen.append(len(arrived(ledger)))
+        insert(each, db)
+
+    with handled(TYPE, look) as handler:
+        ids = submitted(10, TYPE)
+        assert submitter().flush(10)
+        ledger.flush_redis()
+        pace.note(handler, 0.02)
+        delivered(ids)
+    done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
+    assert len(done) == 2
+    assert seen[0] == 8, "the rest is on its way before the first of the batch has run"
+    assert arrived(ledger) == {str(id_): 1 for id_ in ids if id_ not in done}
+    assert {len(transitions(id_)) for id_ in ids if id_ not in done} == {1}, "nothing happened to them"
+    assert [len(ring.ids) for ring in rings()[-4:]] == [2, 2, 2, 2]
+
+
+def test_a_claim_of_a_slow_type_is_small_and_tops_up_no_further() -> None:
+    with handled(TYPE, quickly) as handler:
+        ids = submitted(10, TYPE)
+        pace.note(handler, 0.02)
+        claim = claimed(ids[:1])
+        assert len(claim.tasks) == 2
+        assert claim.left == []
+
+
+def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a batch whose last task fails late would settle that one, and start all over for the others."""
+    monkeypatch.setattr(pace, "STOP_SECONDS", 1.0)
+
+    def last_fails(each: Task, db: Session) -> None:
+        quickly(each, db)
+        if each.payload == "last":
+            time.sleep(pace.STOP_SECONDS)
+            raising(OnPurpose())(each, db)
+
+    with handled(TYPE, last_fails):
+        ids = submitted(3, TYPE, lambda n: "last" if n == 2 else n)
+        delivered(ids)
+    assert sorted(rows()) == [("RETRYING", 1), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
+    assert given_back(ids) == []
+
+
+@pytest.mark.usefixtures("stopping")
+def test_a_handler_outside_a_transaction_shares_too() -> None:
+    with handled(TYPE, lambda _task: time.sleep(0.06), transactional=False):
+        ids = submitted(10, TYPE)
+        delivered(ids)
+        assert pace.batch_of(find(TYPE)) == 1
+    done = rows("id", "status = 'SUCCEEDED'")
+    assert 1 <= len(done) <= 2
+    assert len(given_back(ids)) == 10 - len(done)
