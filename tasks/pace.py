@@ -24,9 +24,12 @@ def note(handler: Handler, seconds: float) -> None:
     _seconds[handler.type] = before + _WEIGHT * (seconds - before)
 
 
-def batch_of(handler: Handler) -> int:
-    seconds = _seconds.get(handler.type, 0.0)
-    if handler.many or seconds * handler.batch <= BATCH_SECONDS:
+def batch_of(handler: Handler, delivered: int | None = None) -> int:
+    """At most so many. Where nobody here knows the type yet, no more than were `delivered`."""
+    seconds = 0.0 if handler.many else _seconds.get(handler.type)
+    if seconds is None:
+        return min(handler.batch, delivered or handler.batch)
+    if seconds * handler.batch <= BATCH_SECONDS:
         return handler.batch
     return max(1, int(BATCH_SECONDS / seconds))
 

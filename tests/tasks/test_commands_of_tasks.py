@@ -260,8 +260,7 @@ def test_an_unknown_task_is_a_failure_and_what_is_no_id_is_misuse(stack: Servers
 
 
 def test_tasks_are_counted_by_status_and_kind_with_the_oldest_that_is_due(stack: ServersOfTests) -> None:
-    done, died, retrying, _ = submitted({}, DIES, {"fail": 1}, {"discard": "why"})
-    ingest(engine(), [done, died, retrying])
+    ingest(engine(), submitted({}, DIES, {"fail": 1}, {"discard": "why"}))
     (running,) = submitted({})
     with engine().connect() as connection:
         guard.claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)

@@ -23,7 +23,17 @@ from tasks.task import Task
 from tasks.tick_rows import record_tick
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import change, claimed, clean_sink, delivered, handled, leases, scalar, take_away
+from tests.tasks.deliveries import (
+    change,
+    claimed,
+    clean_sink,
+    delivered,
+    handled,
+    know_every_type,
+    leases,
+    scalar,
+    take_away,
+)
 from tests.tasks.work import effects, insert, rings, rows, task, transitions
 
 LEASE = 60
@@ -194,6 +204,7 @@ def test_a_successor_that_commits_while_its_predecessor_settles_is_not_forgotten
 
 
 def claimed_in_turn(ids: list[uuid.UUID]) -> Any:
+    know_every_type()
     with engine().connect() as connection:
         return claim_keyed(connection, ids, handlers=handlers(), holder="another:1", lease_seconds=LEASE)
 

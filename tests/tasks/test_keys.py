@@ -25,7 +25,7 @@ from tasks.task import Task
 from tasks.why import Seen, reasons
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import clean_sink, delivered, handled, scalar
+from tests.tasks.deliveries import clean_sink, delivered, handled, know_every_type, scalar
 from tests.tasks.work import insert, rings, rows, task, transitions
 
 RAN: list[tuple[str, Any]] = []
@@ -63,6 +63,7 @@ def ran(key: str) -> list[int]:
 
 
 def claimed(ids: list[uuid.UUID]) -> Any:
+    know_every_type()
     with engine().connect() as connection:
         return claim_keyed(connection, ids, handlers=handlers(), holder="another:1", lease_seconds=60)
 

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
+from models.engine import engine
 from outbox.submitter import submitter
 from tasks import Task, pace
-from tasks.registry import Handler, find
+from tasks.guard import claim
+from tasks.ingest import ingest
+from tasks.registry import Handler, find, handlers
 from tests.outbox.ledger import arrived
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import claimed, clean_sink, delivered, handled, leases, raising, submitted
+from tests.tasks.deliveries import claimed, clean_sink, handled, leases, raising, submitted
 from tests.tasks.work import OnPurpose, insert, rings, rows, transitions
 
 TYPE = "test.slow"
@@ -80,7 +83,7 @@ def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest
     with handled(TYPE, slowly):
         ids = submitted(20, TYPE)
         before = len(rings())
-        delivered(ids)
+        ingest(engine(), ids)
         done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
         assert 1 <= len(done) <= 4
         assert set(given_back(ids)) == set(ids) - set(done)
@@ -104,7 +107,7 @@ def test_what_a_message_names_beyond_a_small_batch_is_rung_at_once_for_others(le
         assert submitter().flush(10)
         ledger.flush_redis()
         pace.note(handler, 0.02)
-        delivered(ids)
+        ingest(engine(), ids)
     done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
     assert len(done) == 2
     assert seen[0] == 8, "the rest is on its way before the first of the batch has run"
@@ -117,9 +120,18 @@ def test_a_claim_of_a_slow_type_is_small_and_tops_up_no_further() -> None:
     with handled(TYPE, quickly) as handler:
         ids = submitted(10, TYPE)
         pace.note(handler, 0.02)
-        claim = claimed(ids[:1])
-        assert len(claim.tasks) == 2
-        assert claim.left == []
+        found = claimed(ids[:1])
+        assert len(found.tasks) == 2
+        assert found.left == []
+
+
+def test_what_nobody_here_knows_is_not_topped_up() -> None:
+    with handled(TYPE, quickly) as handler, engine().connect() as connection:
+        ids = submitted(10, TYPE)
+        how: dict[str, Any] = {"handlers": handlers(), "holder": "another:1", "lease_seconds": 60}
+        assert len(claim(connection, ids[:2], **how).tasks) == 2
+        pace.note(handler, 0.0)
+        assert len(claim(connection, ids[2:4], **how).tasks) == 8
 
 
 def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +146,7 @@ def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkey
 
     with handled(TYPE, last_fails):
         ids = submitted(3, TYPE, lambda n: "last" if n == 2 else n)
-        delivered(ids)
+        ingest(engine(), ids)
     assert sorted(rows()) == [("RETRYING", 1), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
     assert given_back(ids) == []
 
@@ -143,7 +155,7 @@ def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkey
 def test_a_handler_outside_a_transaction_shares_too() -> None:
     with handled(TYPE, lambda _task: time.sleep(0.06), transactional=False):
         ids = submitted(10, TYPE)
-        delivered(ids)
+        ingest(engine(), ids)
         assert pace.batch_of(find(TYPE)) == 1
     done = rows("id", "status = 'SUCCEEDED'")
     assert 1 <= len(done) <= 2
