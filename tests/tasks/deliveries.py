@@ -17,6 +17,7 @@ from outbox.submitter import submitter
 from tasks import NewTask, pace, registry, submit_many
 from tasks.guard import Claim, claim
 from tasks.ingest import ingest
+from tasks.keys import claim_keyed
 from tasks.outcomes import Verdict
 from tasks.registry import Handler, handler, handlers
 from tasks.task import Task
@@ -84,6 +85,13 @@ def claimed(
         return claim(connection, ids, holder=holder, **how)
     with engine().connect() as own:
         return claim(own, ids, holder=holder, **how)
+
+
+def claimed_in_turn(ids: Sequence[uuid.UUID]) -> Claim:
+    """The same of tasks with a partition key."""
+    know_every_type()
+    with engine().connect() as own:
+        return claim_keyed(own, ids, handlers=handlers(), holder="another:1", lease_seconds=60)
 
 
 def delivered(ids: Sequence[Any]) -> None:

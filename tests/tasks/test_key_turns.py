@@ -16,24 +16,14 @@ import settings
 from models.engine import engine, sessions
 from outbox.submitter import submitter
 from tasks import Discard, NewTask, Permanent, dead_letters, lost_rings, submit, submit_many
-from tasks.keys import NEXT_SECONDS, claim_keyed
+from tasks.keys import NEXT_SECONDS
 from tasks.reclaim import Reclaimed, take_over
-from tasks.registry import handlers
 from tasks.task import Task
 from tasks.tick_rows import record_tick
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import (
-    change,
-    claimed,
-    clean_sink,
-    delivered,
-    handled,
-    know_every_type,
-    leases,
-    scalar,
-    take_away,
-)
+from tests.tasks import deliveries
+from tests.tasks.deliveries import change, claimed, claimed_in_turn, clean_sink, delivered, handled, leases, scalar
 from tests.tasks.work import effects, insert, rings, rows, task, transitions
 
 LEASE = 60
@@ -132,7 +122,7 @@ def test_a_run_that_loses_one_of_its_tasks_gives_back_what_comes_after_it() -> N
 
     def lose_the_second(_task: Task) -> None:
         if task(ids[1])["status"] == "RUNNING":
-            take_away(ids[1])
+            deliveries.take_away(ids[1])
 
     SAID[0] = lose_the_second
     delivered(ids)
@@ -201,12 +191,6 @@ def test_a_successor_that_commits_while_its_predecessor_settles_is_not_forgotten
     delivered([second])
     assert statuses([first, second]) == ["SUCCEEDED", "SUCCEEDED"]
     assert claim.tasks
-
-
-def claimed_in_turn(ids: list[uuid.UUID]) -> Any:
-    know_every_type()
-    with engine().connect() as connection:
-        return claim_keyed(connection, ids, handlers=handlers(), holder="another:1", lease_seconds=LEASE)
 
 
 def test_a_head_that_is_not_due_holds_its_key_and_its_end_rings_at_the_time_of_the_next(ledger: ServersOfTests) -> None:

@@ -19,13 +19,13 @@ from outbox.submitter import submitter
 from tasks import Discard, NewTask, Permanent, Snooze, dead_letters, lost_rings, submit, submit_many
 from tasks.details import details
 from tasks.guard import CLAIM
-from tasks.keys import CLAIM_KEYED, NEXT_SECONDS, claim_keyed
+from tasks.keys import CLAIM_KEYED, NEXT_SECONDS
 from tasks.registry import handlers
 from tasks.task import Task
 from tasks.why import Seen, reasons
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import clean_sink, delivered, handled, know_every_type, scalar
+from tests.tasks.deliveries import claimed_in_turn, clean_sink, delivered, handled, scalar
 from tests.tasks.work import insert, rings, rows, task, transitions
 
 RAN: list[tuple[str, Any]] = []
@@ -62,12 +62,6 @@ def ran(key: str) -> list[int]:
     return [n for partition, n in RAN if partition == key]
 
 
-def claimed(ids: list[uuid.UUID]) -> Any:
-    know_every_type()
-    with engine().connect() as connection:
-        return claim_keyed(connection, ids, handlers=handlers(), holder="another:1", lease_seconds=60)
-
-
 def statuses(ids: list[uuid.UUID]) -> list[str]:
     found = dict(rows("id, status", "id = ANY(:ids)", ids=ids))
     return [found[id_] for id_ in ids]
@@ -93,14 +87,16 @@ def test_tasks_of_one_key_run_in_the_order_of_their_submits_whatever_order_they_
 
 def test_a_task_behind_another_is_not_due_however_often_it_is_delivered() -> None:
     first, second, third = keyed("a", 3)
-    found = claimed([third, second])
+    found = claimed_in_turn([third, second])
     assert (found.tasks, found.not_due) == ([], [third, second])
-    assert [each.id for each in claimed([first]).tasks] == [first, second, third], "the head brings what follows it"
+    assert [each.id for each in claimed_in_turn([first]).tasks] == [first, second, third], (
+        "the head brings what follows it"
+    )
 
 
 def test_a_batch_takes_consecutive_tasks_of_several_keys_and_shares_its_room_fairly() -> None:
     hot, cold = keyed("hot", 30), keyed("cold", 2)
-    found = claimed([hot[0], cold[0]])
+    found = claimed_in_turn([hot[0], cold[0]])
     by_key = {key: [each.payload["n"] for each in found.tasks if each.partition_key == key] for key in ("hot", "cold")}
     assert by_key == {"hot": list(range(6)), "cold": [0, 1]}
 
@@ -109,14 +105,14 @@ def test_a_run_ends_where_another_type_a_later_time_or_an_isolated_task_stands()
     ids = keyed("a", 4)
     with engine().begin() as connection:
         connection.execute(text("UPDATE ingest_task SET isolated = true WHERE id = :id"), {"id": ids[2]})
-    assert [each.id for each in claimed(ids).tasks] == ids[:2]
+    assert [each.id for each in claimed_in_turn(ids).tasks] == ids[:2]
 
 
 def test_a_gap_that_somebody_locks_ends_the_run_before_it() -> None:
     ids = keyed("a", 4)
     with engine().connect() as somebody:
         somebody.execute(text("SELECT FROM ingest_task WHERE id = :id FOR UPDATE"), {"id": ids[1]})
-        found = claimed(ids)
+        found = claimed_in_turn(ids)
     assert [each.id for each in found.tasks] == ids[:1]
 
 
@@ -177,9 +173,9 @@ def test_a_handler_may_say_that_the_dead_are_skipped_and_a_requeued_one_comes_la
         assert rung_since(last) <= set(ids)
         later = keyed("a", 2, first=3)
         list(dead_letters.requeue(engine(), dead_letters.Choice(ids=[ids[0]]), actor="me"))
-        found = claimed([ids[0]])
+        found = claimed_in_turn([ids[0]])
         assert (found.tasks, found.not_due) == ([], [ids[0]])
-        assert [each.id for each in claimed([later[0]]).tasks] == [*later, ids[0]]
+        assert [each.id for each in claimed_in_turn([later[0]]).tasks] == [*later, ids[0]]
 
 
 def test_the_dead_that_are_skipped_ring_for_whoever_comes_next() -> None:
