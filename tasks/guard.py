@@ -158,7 +158,7 @@ def claim(
     values = {
         "ids": array_of_ids(ids),
         "types": array(handlers),
-        "batches": array(batch_of(handler, len(ids)) for handler in handlers.values()),
+        "batches": array(batch_of(handler, unknown=1) for handler in handlers.values()),
         "relaxed": array(handler.transactional and not durable for handler in handlers.values()),
         "token": token,
         "holder": holder,

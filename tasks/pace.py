@@ -3,7 +3,9 @@
 A batch shares one commit, which pays as long as its tasks take milliseconds. A hundred slow ones would wait for each
 other in one worker while the next one is idle, and nobody would see the first effect before the last. So a batch is
 what takes about half a second, at most what its handler says; what a message names beyond that is rung anew, for
-whoever is free. A handler of many decides for itself: half as many need not take half the time.
+whoever is free. The first task of a type in a process runs alone, and then its pace is known.
+
+A handler of many decides for itself: half as many need not take half the time.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ def note(handler: Handler, seconds: float) -> None:
     _seconds[handler.type] = before + _WEIGHT * (seconds - before)
 
 
-def batch_of(handler: Handler, delivered: int | None = None) -> int:
-    """At most so many. Where nobody here knows the type yet, no more than were `delivered`."""
+def batch_of(handler: Handler, *, unknown: int | None = None) -> int:
+    """At most so many; of a type that this process has never run so many as `unknown` says, or any."""
     seconds = 0.0 if handler.many else _seconds.get(handler.type)
     if seconds is None:
-        return min(handler.batch, delivered or handler.batch)
+        return unknown or handler.batch
     if seconds * handler.batch <= BATCH_SECONDS:
         return handler.batch
     return max(1, int(BATCH_SECONDS / seconds))
@@ -37,7 +39,3 @@ def batch_of(handler: Handler, delivered: int | None = None) -> int:
 def fills_a_small_batch(handler: Handler, tasks: int) -> bool:
     """So many and no more because they are slow."""
     return batch_of(handler) <= tasks < handler.batch
-
-
-def forget() -> None:
-    _seconds.clear()

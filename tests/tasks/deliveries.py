@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, event, text
 import metrics
 from models.engine import engine, sessions
 from outbox.submitter import submitter
-from tasks import NewTask, pace, registry, submit_many
+from tasks import NewTask, registry, submit_many
 from tasks.guard import Claim, claim
 from tasks.ingest import ingest
 from tasks.keys import claim_keyed
@@ -79,7 +79,6 @@ def claimed(
     ids: Sequence[uuid.UUID], *, connection: Connection | None = None, holder: str = "another:1", **how: Any
 ) -> Claim:
     """As another worker would."""
-    know_every_type()
     how = {"handlers": handlers(), "lease_seconds": 60, **how}
     if connection is not None:
         return claim(connection, ids, holder=holder, **how)
@@ -89,20 +88,12 @@ def claimed(
 
 def claimed_in_turn(ids: Sequence[uuid.UUID]) -> Claim:
     """The same of tasks with a partition key."""
-    know_every_type()
     with engine().connect() as own:
         return claim_keyed(own, ids, handlers=handlers(), holder="another:1", lease_seconds=60)
 
 
 def delivered(ids: Sequence[Any]) -> None:
-    know_every_type()
     ingest(engine(), ids)
-
-
-def know_every_type() -> None:
-    """As a worker that has run some of each: what is new to it, it does not top up."""
-    for each in handlers():
-        pace._seconds.setdefault(each, 0.0)
 
 
 @contextmanager

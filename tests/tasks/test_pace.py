@@ -28,6 +28,7 @@ NO_TIME = "there was no time to start it"
 @pytest.fixture(autouse=True)
 def ledger(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersOfTests]:
     """A batch is ten times as short, and however slow this machine is, it is not stopped."""
+    monkeypatch.setattr(pace, "_seconds", {})
     monkeypatch.setattr(pace, "BATCH_SECONDS", 0.05)
     monkeypatch.setattr(pace, "STOP_SECONDS", 60.0)
     with clean_sink():
@@ -54,7 +55,6 @@ def given_back(ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
 
 def of(seconds: float, **how: Any) -> Handler:
     with handled(TYPE, how.pop("function", quickly), **how) as handler:
-        pace.forget()
         pace.note(handler, seconds)
         return handler
 
@@ -80,7 +80,8 @@ def test_one_slow_task_is_forgotten_after_some_quick_ones() -> None:
 
 @pytest.mark.usefixtures("stopping")
 def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest_back_in_small_rings() -> None:
-    with handled(TYPE, slowly):
+    with handled(TYPE, slowly) as handler:
+        pace.note(handler, 0.0)  # until today
         ids = submitted(20, TYPE)
         before = len(rings())
         ingest(engine(), ids)
@@ -89,7 +90,7 @@ def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest
         assert set(given_back(ids)) == set(ids) - set(done)
         assert set(rows("status, attempt_count")) == {("SUCCEEDED", 0), ("QUEUED", 0)}
         again = rings()[before:]
-        assert {len(ring.ids) for ring in again} == {1}
+        assert max(len(ring.ids) for ring in again) < 20 - len(done)
         assert sorted(id_ for ring in again for id_ in ring.ids) == sorted(given_back(ids))
     assert leases() == 0
 
@@ -125,13 +126,14 @@ def test_a_claim_of_a_slow_type_is_small_and_tops_up_no_further() -> None:
         assert found.left == []
 
 
-def test_what_nobody_here_knows_is_not_topped_up() -> None:
+def test_the_first_of_a_type_runs_alone() -> None:
     with handled(TYPE, quickly) as handler, engine().connect() as connection:
         ids = submitted(10, TYPE)
         how: dict[str, Any] = {"handlers": handlers(), "holder": "another:1", "lease_seconds": 60}
-        assert len(claim(connection, ids[:2], **how).tasks) == 2
+        first = claim(connection, ids[:2], **how)
+        assert ([each.id for each in first.tasks], first.left) == (ids[:1], ids[1:2])
         pace.note(handler, 0.0)
-        assert len(claim(connection, ids[2:4], **how).tasks) == 8
+        assert len(claim(connection, first.left, **how).tasks) == 9
 
 
 def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,19 +146,21 @@ def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkey
             time.sleep(pace.STOP_SECONDS)
             raising(OnPurpose())(each, db)
 
-    with handled(TYPE, last_fails):
+    with handled(TYPE, last_fails) as handler:
+        pace.note(handler, 0.0)
         ids = submitted(3, TYPE, lambda n: "last" if n == 2 else n)
         ingest(engine(), ids)
     assert sorted(rows()) == [("RETRYING", 1), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
     assert given_back(ids) == []
 
 
-@pytest.mark.usefixtures("stopping")
-def test_a_handler_outside_a_transaction_shares_too() -> None:
-    with handled(TYPE, lambda _task: time.sleep(0.06), transactional=False):
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_type_that_proves_slow_with_its_first_task_is_shared_from_the_second_on(transactional: bool) -> None:
+    function = (lambda _task, _db: time.sleep(0.06)) if transactional else (lambda _task: time.sleep(0.06))
+    with handled(TYPE, function, transactional=transactional):
         ids = submitted(10, TYPE)
         ingest(engine(), ids)
         assert pace.batch_of(find(TYPE)) == 1
-    done = rows("id", "status = 'SUCCEEDED'")
-    assert 1 <= len(done) <= 2
-    assert len(given_back(ids)) == 10 - len(done)
+    assert rows("id", "status = 'SUCCEEDED'") == [(ids[0],), (ids[1],)]
+    assert sorted(id_ for ring in rings()[1:] for id_ in ring.ids) == ids[2:]
+    assert {len(transitions(id_)) for id_ in ids[2:]} == {1}, "nothing happened to them"

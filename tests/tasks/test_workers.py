@@ -138,8 +138,8 @@ def test_a_storm_of_kills_at_every_place_leaves_each_effect_once(start: Any, tmp
 
 @pytest.mark.guarantee
 def test_a_worker_that_is_told_to_end_gives_its_tasks_back_unburned(start: Any) -> None:
-    first = start("first")
-    ids = submitted(8, seconds=0.5)
+    first = start("first", FAILPOINTS="ingest.in_handler=sleep:60")
+    ids = submitted(8)
     wait_until(lambda: holders() & names(first), "the worker holds a lease", seconds=20)
     first.popen.terminate()
     first.popen.wait(20)
@@ -185,9 +185,8 @@ def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(star
     victim.kill()
     wait_until(lambda: not rows(where="status <> 'SUCCEEDED'"), "all succeeded", seconds=30)
     assert effects() == [(10, 10)]
-    assert {message for id_ in rows("id") for (message,) in transitions(id_[0], "message") if message} >= {
-        f"the worker {socket.gethostname()}:{victim.pid} was lost with its batch"
-    }
+    messages = {message for id_ in rows("id") for (message,) in transitions(id_[0], "message") if message}
+    assert any(f"{socket.gethostname()}:{victim.pid} was lost" in message for message in messages)
 
 
 @pytest.mark.slow

@@ -120,6 +120,8 @@ def test_a_child_that_is_killed_is_replaced_and_a_worker_that_is_told_to_end_giv
         connection.execute(text("DROP TABLE IF EXISTS chaos_effect"))
         connection.execute(CREATE)
     with kafka_worker(tmp_path) as parent:
+        known = effects_to_come(topic, 4, seconds=0)
+        wait_until(lambda: set(rows("status")) == {("SUCCEEDED",)}, "it knows the type, and takes more than one")
         ids = effects_to_come(topic, 4, seconds=0.2)
         wait_until(holder, "a child has them")
         first = holder()
@@ -142,7 +144,7 @@ def test_a_child_that_is_killed_is_replaced_and_a_worker_that_is_told_to_end_giv
     assert set(rows("attempt_count")) == {(0,)}
     with engine().begin() as connection:
         found = connection.execute(text("SELECT task_id FROM chaos_effect")).scalars()
-        assert Counter(found) == dict.fromkeys(ids, 1)
+        assert Counter(found) == dict.fromkeys([*known, *ids], 1)
         connection.execute(text("DROP TABLE chaos_effect"))
 
 
