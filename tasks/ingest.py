@@ -10,17 +10,20 @@ settled or refused; if this process dies before, the broker or reclaim brings th
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import settings
 from failpoint import failpoint
 from models.engine import at_once
+from models.errors import CeleriacError
 from outbox.lease import connection_of
 from tasks import guard, keys, rings
 from tasks.actor import actor
@@ -30,6 +33,8 @@ from tasks.guard import Claim
 from tasks.pace import fills_a_small_batch
 from tasks.registry import find, handlers
 
+logger = logging.getLogger(__name__)
+
 Owned = Callable[[Sequence[uuid.UUID]], None]
 UNHANDLED_SECONDS: Final = 30.0
 Id = str | uuid.UUID
@@ -38,15 +43,17 @@ ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # Whose predecessor runs for long is rung less and less often: the end of that rings for it.
 _WAITED: Final = """CASE WHEN :in_line THEN
             at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
-# ring_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7).
+# ring_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7). Whoever is
+# rung now waits for this ring from now on: if it is lost, that is noticed after a grace, however long it waited before.
 RING_AGAIN: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     held AS MATERIALIZED (
         SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
     waiting AS (
-        UPDATE ingest_task task SET rung_at = at + greatest(make_interval(secs => :seconds), {_WAITED}) FROM held, clock
-        WHERE task.id = held.id
+        UPDATE ingest_task task SET rung_at = at + greatest(make_interval(secs => :seconds), {_WAITED}),
+            updated_at = CASE WHEN :seconds > 0 THEN task.updated_at ELSE at END
+        FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN rung_at END AS due_at),
     {rings.rung("waiting")}
     SELECT ours FROM rings
@@ -96,10 +103,18 @@ def _claim_and_run(
 
 
 def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
-    """Where a slow type made the batch small, the rest is rung for whoever is free. Returns what is left to us."""
+    """Where a slow type made the batch small, the rest is rung for whoever is free. Returns what is left to us.
+
+    That is all of it if they cannot be rung for: an error would leave what is claimed to reclaim, and a task that was
+    alone in its batch would be charged with that (P5).
+    """
     if not claimed.tasks or not fills_a_small_batch(find(claimed.tasks[0].type), len(claimed.tasks)):
         return claimed.left
-    _ring_again(engine, claimed.left, 0, queues=[claimed.tasks[0].queue])
+    try:
+        _ring_again(engine, claimed.left, 0, queues=[claimed.tasks[0].queue])
+    except (DBAPIError, CeleriacError) as error:
+        logger.warning("not left to others: %s", str(error).partition("\n")[0])
+        return claimed.left
     return []
 
 

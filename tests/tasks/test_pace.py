@@ -8,15 +8,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+import settings
+import tasks.ingest
 from models.engine import engine
 from outbox.submitter import submitter
-from tasks import Task, pace
+from tasks import Task, broker, pace
 from tasks.guard import claim
 from tasks.ingest import ingest
+from tasks.lost_rings import ring_again
 from tasks.registry import Handler, find, handlers
-from tests.outbox.ledger import arrived
+from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import claimed, clean_sink, handled, leases, raising, submitted
 from tests.tasks.work import OnPurpose, insert, rings, rows, transitions
@@ -164,3 +168,29 @@ def test_a_type_that_proves_slow_with_its_first_task_is_shared_from_the_second_o
     assert rows("id", "status = 'SUCCEEDED'") == [(ids[0],), (ids[1],)]
     assert sorted(id_ for ring in rings()[1:] for id_ in ring.ids) == ids[2:]
     assert {len(transitions(id_)) for id_ in ids[2:]} == {1}, "nothing happened to them"
+
+
+def test_a_lost_ring_of_one_that_was_left_to_others_is_noticed_after_a_grace_however_long_it_had_waited(
+    ledger: ServersOfTests,
+) -> None:
+    """P8: the grace doubles with each ring that was lost, and this one is the first."""
+    with handled(TYPE, quickly) as handler:
+        ids = submitted(3, TYPE)
+        assert submitter().flush(10)
+        move(ledger, 3600)
+        pace.note(handler, 1.0)
+        ingest(engine(), ids)
+        assert submitter().flush(10)
+        ledger.flush_redis()
+        move(ledger, settings.current().ingest_ring_grace_ms / 1000 + 1)
+        assert ring_again(engine(), settings.current(), depths=broker.depths) == 2
+
+
+def test_what_cannot_be_rung_for_others_is_run_here_and_nobody_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5: or a task that was claimed alone, and never started, would be reclaimed as one that lost its worker."""
+    monkeypatch.setattr(tasks.ingest, "RING_AGAIN", text("SELECT 1 / 0"))
+    with handled(TYPE, quickly) as handler:
+        ids = submitted(3, TYPE)
+        pace.note(handler, 1.0)
+        ingest(engine(), ids)
+    assert rows() == [("SUCCEEDED", 0)] * 3
