@@ -10,6 +10,7 @@ A handler of many decides for itself: half as many need not take half the time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from tasks.registry import Handler
@@ -34,6 +35,11 @@ def batch_of(handler: Handler, *, unknown: int | None = None) -> int:
     if seconds * handler.batch <= BATCH_SECONDS:
         return handler.batch
     return max(1, int(BATCH_SECONDS / seconds))
+
+
+def smallest_batch(handlers: Iterable[Handler]) -> int | None:
+    """Of the slowest of these types. None: none is slow."""
+    return min((batch for handler in handlers if (batch := batch_of(handler)) < handler.batch), default=None)
 
 
 def fills_a_small_batch(handler: Handler, tasks: int) -> bool:

@@ -60,7 +60,7 @@ class Intake:
         self._keeper = threading.Thread(target=self._keep, name="kafka-keeper", daemon=True)
         self._keeper.start()
 
-    def take(self, seconds: float) -> list[uuid.UUID]:
+    def take(self, seconds: float, *, most: int = MOST_IDS) -> list[uuid.UUID]:
         """Ids, as many records as there are up to a limit; waits for the first one. Empty: none came."""
         ids: dict[uuid.UUID, None] = {}
         with self._lock:
@@ -70,7 +70,7 @@ class Intake:
                 if message is None:
                     break
                 ids.update(dict.fromkeys(self._read(message)))
-                if len(ids) >= MOST_IDS:
+                if len(ids) >= most:
                     break
                 message = self._next(0)
             self._commit(self._offsets.waiting())  # what names nobody

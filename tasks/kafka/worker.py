@@ -26,8 +26,9 @@ from models.readiness import require_ready
 from outbox.submitter import submitter
 from tasks.call import call
 from tasks.ingest import ingest
-from tasks.kafka.intake import Intake
+from tasks.kafka.intake import MOST_IDS, Intake
 from tasks.logs import configure_logging
+from tasks.pace import smallest_batch
 from tasks.registry import handlers
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class Worker:
 
     def turn(self, seconds: float = POLL_SECONDS) -> int:
         """One poll and all that it brings; returns how many ids that were."""
-        ids = self.intake.take(seconds)
+        # What is too slow for one batch is rung anew: whoever took many such records would ring for nearly all of them,
+        # each time.
+        ids = self.intake.take(seconds, most=smallest_batch(handlers().values()) or MOST_IDS)
         taken = len(ids)
         while ids and not self.stopped.is_set():
             try:

@@ -15,13 +15,15 @@ from sqlalchemy.exc import OperationalError
 import settings
 from failpoint import arm
 from models.engine import engine, make_engine
+from outbox.submitter import submitter
+from tasks import pace
 from tasks.ingest import ingest
 from tasks.kafka import intake as intake_module
 from tasks.kafka import worker as worker_module
 from tasks.kafka.intake import Intake, ids_of
 from tasks.kafka.worker import Worker
 from tests.servers import ServersOfTests, wait_until
-from tests.tasks.deliveries import are_well, at_commit, claimed, counted, scripted
+from tests.tasks.deliveries import are_well, at_commit, claimed, counted, handled, scripted
 from tests.tasks.kafka.conftest import NewWorker
 from tests.tasks.kafka.topic import Topic, reclaimed, submitted_in_sql, turn_until
 from tests.tasks.work import SCRIPTS, effects, insert, rings, rows, task
@@ -44,6 +46,26 @@ def test_the_claim_is_on_the_disk_before_the_offset_is_committed(topic: Topic, w
     assert shown[0] == ("on", 3)
     are_well(ids)
     wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offsets are committed")
+
+
+def test_whoever_takes_slow_tasks_takes_no_more_than_it_runs(topic: Topic, worker: NewWorker) -> None:
+    """Or it would ring anew for all the others each time: for 60 tasks, 1,770 times."""
+    with handled("test.slow", insert) as slow:
+        ids = submitted_in_sql(60, "test.slow")
+        before = len(rings())
+        topic.ring(ids)
+        one = worker()
+
+        def turn() -> bool:
+            pace.forget()
+            pace.note(slow, 1.0)
+            one.turn(0.2)
+            assert submitter().flush(10)
+            return set(rows("status")) == {("SUCCEEDED",)}
+
+        wait_until(turn, "all have succeeded")
+    assert effects() == dict.fromkeys(ids, 1)
+    assert len(rings()) - before <= len(ids)
 
 
 def test_ids_of_many_records_are_claimed_together_and_each_kind_by_itself(topic: Topic, worker: NewWorker) -> None:
