@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -145,11 +145,13 @@ def claim(
     statement: Prepared = CLAIM,
     durable: bool = False,
     commits: bool = True,
+    batch_of: Callable[[Handler], int] = batch_of,
     **more: Any,
 ) -> Claim:
     """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler.
 
-    `commits=False` is for a test that will roll back: nobody else sees the claim, so it keeps nobody away.
+    `commits=False` is for a test that will roll back: nobody else sees the claim, so it keeps nobody away; and for one
+    that knows its batch, whatever the pace of its handler, there is `batch_of`.
     """
     if commits and connection.in_transaction():
         raise Misuse("A claim commits, and this connection has a transaction open.")

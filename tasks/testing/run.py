@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final
 
 from sqlalchemy import Connection, text
@@ -102,6 +103,7 @@ def _delivered(connection: Connection, ids: Sequence[uuid.UUID]) -> list[Ran]:
         "holder": actor(),
         "lease_seconds": current.ingest_lease_seconds,
         "commits": False,
+        "batch_of": attrgetter("batch"),
     }
     claimed = claim(connection, ids, **how)
     if claimed.keyed:
@@ -131,7 +133,13 @@ def _watched(handler: Handler, raised: dict[uuid.UUID, BaseException]) -> Handle
 
 
 class _Batch(Batch):
-    """Nobody can take the lease of a claim that nobody sees: there is nothing to renew, and nobody to watch for."""
+    """Nobody can take the lease of a claim that nobody sees: there is nothing to renew, and nobody to watch for.
+
+    Nor is there anybody to share a slow batch with.
+    """
+
+    def _stop_starting_at(self) -> float:
+        return self.half_a_lease_at
 
     @contextmanager
     def _holding(self) -> Iterator[Held]:

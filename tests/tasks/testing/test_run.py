@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from models.engine import engine
 from models.errors import Misuse
-from tasks import Discard, Finish, Permanent, Snooze, Task, submit
+from tasks import Discard, Finish, Permanent, Snooze, Task, pace, submit
 from tasks.handler_session import TransactionMisused
 from tasks.submit import IdempotencyConflict
 from tasks.testing import deliver, run, run_due, run_many, travel
@@ -282,3 +282,15 @@ def test_a_failing_assertion_of_a_user_shows_what_happened(db: Session) -> None:
 def test_a_task_that_is_not_there_is_named(db: Session) -> None:
     with pytest.raises(Misuse, match="There is no task"):
         deliver(db, uuid.uuid4())
+
+
+@pytest.mark.parametrize("batch_seconds", [60.0, 0.001])
+def test_a_slow_handler_runs_its_batch_to_the_end(
+    batch_seconds: float, db: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nobody else in the transaction of a test who could run what is left."""
+    monkeypatch.setattr(pace, "BATCH_SECONDS", batch_seconds)
+    monkeypatch.setattr(pace, "STOP_SECONDS", 0.001)
+    with handled("test.slow", lambda _task, _db: time.sleep(0.01)):
+        run("test.slow", db=db)
+        assert [each.status for each in run_many("test.slow", [1, 2, 3], db)] == ["SUCCEEDED"] * 3
