@@ -11,8 +11,11 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 
 def read_json(written: str) -> Any:
-    """With nothing around it: `json.loads` spends more time on looking for that."""
-    return _DECODER.raw_decode(written)[0]
+    """With nothing around it: `json.loads` spends more time on looking for that. Only `json` keeps what was there."""
+    try:
+        return _DECODER.raw_decode(written)[0]
+    except json.JSONDecodeError:
+        return _DECODER.decode(written)
 
 
 def read_ids(connection: Any, _record: ConnectionPoolEntry) -> None:

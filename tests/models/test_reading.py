@@ -1,0 +1,22 @@
+"""Values as PostgreSQL writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from models.engine import make_engine
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [('{"a": [1, null]}', {"a": [1, None]}), (' {"a": 1}', {"a": 1}), ("\n[1]\n", [1]), (" 1 ", 1)]
+)
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+def test_json_is_read_whatever_stands_around_it(kind: str, written: str, read: Any, database: str) -> None:
+    """The type `json` keeps the space that somebody wrote; a handler reads tables of its own with our connections."""
+    own = make_engine(database)
+    with own.connect() as connection:
+        assert connection.execute(text(f"SELECT CAST(:written AS {kind})"), {"written": written}).scalar_one() == read
+    own.dispose()
