@@ -84,7 +84,7 @@ def is_ours(bind: Bind) -> bool:
 
 
 def is_at_once(connection: Connection) -> bool:
-    return bool(connection.info.get(_AT_ONCE))
+    return _AT_ONCE in connection.info
 
 
 @contextmanager
@@ -100,14 +100,15 @@ def at_once(bind: Bind) -> Iterator[Connection]:
         return
     with bind.connect() as connection:
         driver: Any = connection.connection.dbapi_connection
-        connection.info[_AT_ONCE] = True  # a time limit may strike anywhere below: the next checkout looks
+        before = driver.autocommit  # True for an engine of isolation_level="AUTOCOMMIT"
+        connection.info[_AT_ONCE] = {"before": before}  # a time limit may strike below: the next checkout looks
         driver.autocommit = True
         try:
             yield connection
         finally:
             connection.rollback()  # nothing is open; SQLAlchemy believes so too
             if not driver.closed:
-                driver.autocommit = False
+                driver.autocommit = before
                 connection.info.pop(_AT_ONCE, None)
 
 
@@ -145,11 +146,11 @@ def _ping_if_in_doubt(
     used_at = record.info.get(_USED_AT)
     if used_at is None:  # it is new
         return
-    was_interrupted = record.info.pop(_AT_ONCE, False)
+    was_interrupted = record.info.pop(_AT_ONCE, None)
     if was_interrupted or time.monotonic() - used_at > REST_SECONDS or _was_spoken_to(connection):
         try:
             if was_interrupted:
-                connection.autocommit = False
+                connection.autocommit = was_interrupted["before"]
             dialect.do_ping(connection)
         except dialect.loaded_dbapi.Error as error:
             raise DisconnectionError from error

@@ -44,7 +44,7 @@ GATHER_SECONDS: Final = 0.05
 EXIT_PATIENCE_SECONDS: Final = 2.0
 STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 
-HandOver = tuple[float, Sequence[ClaimedEvent]]
+HandOver = tuple[float, Sequence[ClaimedEvent], threading.Event | None]  # who waits until it was tried
 
 
 class Submitter:
@@ -56,7 +56,8 @@ class Submitter:
         self.lease_token = uuid.uuid4()
         self.lease_seconds = current.outbox_submit_lease_seconds
         self.circuits = Circuits()
-        self._queue: queue.Queue[HandOver] = queue.Queue(QUEUE_LIMIT)
+        # Of those that are written in C: a time limit that struck within `Queue.put` would leave it locked for ever.
+        self._queue: queue.SimpleQueue[HandOver] = queue.SimpleQueue()
         self._destinations: dict[str, Destination] = {}
         self._left_to_the_relay: set[str] = set()
         self._is_closed = False
@@ -74,7 +75,7 @@ class Submitter:
         return (
             destination not in self._left_to_the_relay
             and self.circuits.allows(destination) != 0
-            and not self._queue.full()
+            and self._queue.qsize() < QUEUE_LIMIT
         )
 
     def hand_over(self, events: Sequence[ClaimedEvent]) -> None:
@@ -86,18 +87,18 @@ class Submitter:
             with suppress(UnknownDestination):  # the relay buries it
                 # here and not in the thread, which would import Celery while this process may be about to end
                 self._destinations[name] = open_destination(name, self.settings)
-        try:
-            self._queue.put_nowait((time.monotonic(), events))
-        except queue.Full:
+        if self._queue.qsize() >= QUEUE_LIMIT:
             return  # their lease runs out, and a relay takes them
+        self._queue.put((time.monotonic(), events, None))
         self._ensure_thread()
 
     def flush(self, seconds: float = EXIT_PATIENCE_SECONDS) -> bool:
         """Wait until everything handed over was tried. False when the time is over."""
-        deadline = time.monotonic() + seconds
-        while self._queue.unfinished_tasks and time.monotonic() < deadline:
-            time.sleep(0.005)
-        return not self._queue.unfinished_tasks
+        if self._thread is None or not self._thread.is_alive():
+            return self._queue.empty()
+        tried = threading.Event()
+        self._queue.put((time.monotonic(), (), tried))
+        return tried.wait(seconds)
 
     def close(self) -> None:
         """Publish what was handed over, then end the thread and its connections. Does not wait for that."""
@@ -106,8 +107,7 @@ class Submitter:
         if self._thread is None:
             self._engine.dispose()
         else:
-            with suppress(queue.Full):  # then it is awake
-                self._queue.put_nowait((time.monotonic(), ()))
+            self._queue.put((time.monotonic(), (), None))
 
     def _ensure_thread(self) -> None:
         with self._start:
@@ -135,8 +135,9 @@ class Submitter:
             except Exception:
                 logger.exception("left to the relay")
             finally:
-                for _ in taken:
-                    self._queue.task_done()
+                for *_, tried in taken:
+                    if tried is not None:
+                        tried.set()
             gather_until = time.monotonic() + min(GATHER_SECONDS, GATHER_SECONDS_EACH * (len(taken) - 1))
         for destination in self._destinations.values():
             destination.publisher.close()
@@ -145,7 +146,7 @@ class Submitter:
     def _publish_fresh(self, taken: Sequence[HandOver]) -> None:
         youngest = time.monotonic() - self.lease_seconds / 2
         groups: dict[str, list[ClaimedEvent]] = {}
-        for handed_over_at, events in taken:
+        for handed_over_at, events, _ in taken:
             if handed_over_at > youngest:
                 for event in events:
                     groups.setdefault(event.destination, []).append(event)

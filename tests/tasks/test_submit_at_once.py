@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
@@ -11,11 +14,12 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 import settings
-from models.engine import engine, make_engine
+from models.engine import engine, is_at_once, make_engine
 from models.errors import Unreachable
 from models.status import TaskStatus
 from outbox.submitter import submitter
 from tasks import IdempotencyConflict, NewTask, submit, submit_many
+from tasks.limits import SoftTimeLimit
 from tests.outbox.ledger import arrived
 from tests.servers import ServersOfTests
 from tests.tasks import work
@@ -87,6 +91,59 @@ def test_the_connection_goes_back_as_it_was(ledger: Engine) -> None:
         connection.execute(text("DELETE FROM ingest_task"))
         connection.rollback()
     assert len(rows()) == 1
+
+
+def test_an_engine_that_commits_every_statement_stays_one() -> None:
+    """Or what is written through it afterwards would be rolled back in silence."""
+    made = make_engine(settings.current().database_url, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
+    submit(made, "test.insert")
+    with made.connect() as connection:
+        connection.execute(text("DELETE FROM ingest_task"))
+    made.dispose()
+    assert rows() == []
+
+
+def test_a_time_limit_that_strikes_anywhere_leaves_the_connection_and_the_submitter_good() -> None:
+    """Wherever Python looks for signals: at the beginning of a function, and after one that is written in C."""
+    made = make_engine(settings.current().database_url, pool_size=1, max_overflow=-1)
+    for _ in range(2):
+        submit(made, "test.insert")
+    place = 0
+    while _is_struck(place := place + 1, lambda: submit(made, "test.insert")):
+        other = threading.Thread(target=submit, args=(engine(), "test.insert"), daemon=True)
+        other.start()  # with another pool: one of SQLAlchemy that is struck may stay locked, and that is not our doing
+        other.join(10)
+        assert not other.is_alive(), f"struck at {place}, and the next one waits for ever"
+        with made.connect() as connection:
+            driver: Any = connection.connection.dbapi_connection
+            assert (driver.autocommit, driver.get_transaction_status()) == (False, TRANSACTION_STATUS_IDLE), place
+            assert not is_at_once(connection), place
+        if made.pool.checkedout():  # type: ignore[attr-defined]
+            made.dispose()  # SQLAlchemy itself forgets one that is struck while it goes out or comes back
+        assert submit(made, "test.insert").created, place
+    assert place > 100
+    made.dispose()
+
+
+def _is_struck(place: int, function: Callable[[], object]) -> bool:
+    """Calls it, and strikes at that place, counted from 1. False: it was over before."""
+    passed = 0
+
+    def strike(_frame: object, event: str, _argument: object) -> None:
+        nonlocal passed
+        passed += event in ("call", "c_return")
+        if passed == place:
+            sys.setprofile(None)
+            raise SoftTimeLimit(1)
+
+    try:
+        sys.setprofile(strike)
+        function()
+    except SoftTimeLimit:
+        pass
+    finally:
+        sys.setprofile(None)
+    return passed >= place
 
 
 def test_a_refusal_of_the_database_is_what_it_is_in_a_session_and_the_connection_stays_good(ledger: Engine) -> None:
