@@ -65,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 REPEATS: Final = 5
 NO_TIME: Final = Released("there was no time to start it")
+ALONE_NEXT_TIME: Final = Isolated("its batch was broken, and there was no time to run it alone")
 NOT_ITS_TURN: Final = Released("a task before it in its partition key did not succeed")
 TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
 
@@ -104,6 +105,7 @@ class Batch:
         self.stop_starting_at = self._stop_starting_at()
         self.unsettled = dict.fromkeys(claim.tasks)
         self.running: Sequence[Task] = ()
+        self.no_time: Outcome = NO_TIME  # what becomes of those that are not started
         self.held_up: dict[str, int] = {}  # partition keys, and from which of their tasks on nothing may run (P9)
         self.outside: dict[Task, float] = {}  # seconds before `Finish`, which belong to the same call
         self.seconds: dict[Task, float] = {}  # in the handler, the last time it was called
@@ -144,6 +146,8 @@ class Batch:
         broken = self._attempt(self.claim.tasks, self.handler, held)
         if broken and broken.culprit and not self._is_behind(broken.culprit[0]):
             self._settle(*broken.culprit)
+        elif broken and time.monotonic() >= self.half_a_lease_at:
+            self.no_time = ALONE_NEXT_TIME  # or the same tasks would come together again, for ever
 
     def _is_behind(self, task: Task) -> bool:
         """Another of its partition key in this batch."""
@@ -154,7 +158,7 @@ class Batch:
 
     def _alone(self, task: Task, held: Held) -> None:
         if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
-            self._settle(task, NO_TIME)
+            self._settle(task, self.no_time)
         elif task.partition_key in self.held_up and (task.key_seq or 0) > self.held_up[task.partition_key]:
             self._settle(task, NOT_ITS_TURN)
         elif self.handler.transactional:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -184,6 +184,33 @@ def test_after_half_its_lease_a_broken_batch_is_not_run_one_by_one() -> None:
     run_late(ids)
     assert sorted(rows()) == [("QUEUED", 0), ("QUEUED", 0), ("QUEUED", 0), ("RETRYING", 1)]
     assert (effects(), leases()) == ({}, 0)
+
+
+def test_a_batch_of_many_that_is_broken_after_half_its_lease_does_not_come_together_again() -> None:
+    """Nobody knows whose fault it was: all of them given back as they were would fail together, for ever (P5)."""
+
+    def one_is_bad(tasks: Sequence[Task], _db: Session) -> None:
+        if any(each.payload == 0 for each in tasks):
+            raise OnPurpose
+
+    with handled("test.one.is.bad", one_is_bad, many=True):
+        ids = submitted(3, "test.one.is.bad", lambda n: n)
+        run_late(ids)
+        assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 3
+        delivered(ids)
+    assert rows() == [("RETRYING", 1), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
+    assert leases() == 0
+
+
+def test_a_handler_cannot_change_its_task_so_that_it_is_the_same_when_it_runs_again() -> None:
+    def parse(each: Task, _db: Session) -> None:
+        if each.payload["n"] == 1:
+            raise OnPurpose
+        each.payload = str(each.payload)  # type: ignore[misc]
+
+    ids = scripted(parse, 2)
+    delivered(ids)
+    assert rows("status, error_message")[0] == ("RETRYING", "FrozenInstanceError: cannot assign to field 'payload'")
 
 
 def test_a_single_task_and_a_handler_of_many_are_run_however_late_it_is() -> None:
