@@ -29,13 +29,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from failpoint import failpoint
-from models.engine import Bind
+from models.arrays import array_of_ids
+from models.engine import Bind, at_once
 from models.errors import CeleriacError, Unreachable
 from settings import Settings
 from tasks import pace
 from tasks.call import Repeat, call, call_outside, is_serialization_failure
 from tasks.counting import count, count_outcomes
-from tasks.guard import Claim
+from tasks.guard import GIVEN, Claim
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused, handler_session
 from tasks.heartbeat import Held, Watched, heartbeat
 from tasks.limits import SoftLimit
@@ -115,9 +116,7 @@ class Batch:
             try:
                 if self.handler.transactional and len(self.claim.tasks) > 1:
                     self._together(held)
-                    self.stop_starting_at = self._stop_starting_at()
-                for task in list(self.unsettled):
-                    self._alone(task, held)
+                self._one_by_one(held)
             except (SystemExit, KeyboardInterrupt) as stopped:
                 self._give_back([(task, outcome_of(stopped)) for task in self.unsettled])
                 raise
@@ -144,10 +143,32 @@ class Batch:
         in its turn (P9).
         """
         broken = self._attempt(self.claim.tasks, self.handler, held)
-        if broken and broken.culprit and not self._is_behind(broken.culprit[0]):
+        if broken is None:
+            return
+        if broken.culprit and not self._is_behind(broken.culprit[0]):
             self._settle(*broken.culprit)
-        elif broken and time.monotonic() >= self.half_a_lease_at:
+        elif time.monotonic() >= self.half_a_lease_at:
             self.no_time = ALONE_NEXT_TIME  # or the same tasks would come together again, for ever
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """With time of their own, and as they were submitted: a handler may change what it is given."""
+        self.stop_starting_at = self._stop_starting_at()
+        try:
+            with at_once(self.engine) as connection:
+                given = connection.execute(GIVEN, {"ids": array_of_ids(task.id for task in self.unsettled)})
+                contents = {id_: (payload, context or {}) for id_, payload, context in given}
+        except DBAPIError as error:
+            raise LedgerLost from error
+        for task in self.unsettled:
+            task.payload, task.context = contents.get(task.id, (task.payload, task.context))
+
+    def _one_by_one(self, held: Held) -> None:
+        for task in list(self.unsettled):
+            if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
+                self._give_back([(each, self.no_time) for each in self.unsettled])
+                return
+            self._alone(task, held)
 
     def _is_behind(self, task: Task) -> bool:
         """Another of its partition key in this batch."""
@@ -157,9 +178,7 @@ class Batch:
         )
 
     def _alone(self, task: Task, held: Held) -> None:
-        if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
-            self._settle(task, self.no_time)
-        elif task.partition_key in self.held_up and (task.key_seq or 0) > self.held_up[task.partition_key]:
+        if task.partition_key in self.held_up and (task.key_seq or 0) > self.held_up[task.partition_key]:
             self._settle(task, NOT_ITS_TURN)
         elif self.handler.transactional:
             self._inside(task, self.handler, held)
@@ -196,7 +215,7 @@ class Batch:
             try:
                 return self._transaction(tasks, handler, held)
             except Repeat:
-                self.stop_starting_at = self._stop_starting_at()
+                self._begin_again()
         return Broken.by(tasks, TOO_OFTEN)
 
     def _transaction(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:

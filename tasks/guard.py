@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from models.arrays import array, array_of_ids
 from models.errors import Misuse
 from models.prepared import Prepared
 from tasks.kinds import DUE_AT, OPEN, TIME
-from tasks.pace import batch_of
+from tasks.pace import batch_to_claim
 from tasks.registry import Handler
 from tasks.task import Task
 
@@ -45,6 +45,10 @@ DUE: Final = f"{TIME} <= (SELECT at FROM clock)"
 COLUMNS: Final = """id, type, payload, nullif(context, '{}') AS context, queue, priority, attempt_count, max_attempts,
                   idempotency_key, next_retry_at, created_at, partition_key, key_seq"""
 _COUNT: Final = 13
+# given: what a handler may have changed in its hands.
+GIVEN: Final = text("""
+    SELECT id, payload, nullif(context, '{}') FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))
+""")
 
 
 def claim_statement(choose: str, *, verdict: str) -> Prepared:
@@ -145,7 +149,7 @@ def claim(
     statement: Prepared = CLAIM,
     durable: bool = False,
     commits: bool = True,
-    batch_of: Callable[[Handler], int] = batch_of,
+    batch_of: Callable[[Handler], int] = batch_to_claim,
     **more: Any,
 ) -> Claim:
     """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler.
@@ -160,7 +164,7 @@ def claim(
     values = {
         "ids": array_of_ids(ids),
         "types": array(handlers),
-        "batches": array(batch_of(handler, unknown=1) for handler in handlers.values()),
+        "batches": array(batch_of(handler) for handler in handlers.values()),
         "relaxed": array(handler.transactional and not durable for handler in handlers.values()),
         "token": token,
         "holder": holder,

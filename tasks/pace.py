@@ -17,24 +17,29 @@ from tasks.registry import Handler
 
 BATCH_SECONDS: Final = 0.5
 STOP_SECONDS: Final = 1.0  # a batch that turns out to be slow starts nothing after that
-_WEIGHT: Final = 0.1  # of the last task
+# Of the last task. A slow one is forgotten sooner than it is believed: a batch that was made too large stops by itself.
+_WEIGHT_IF_SLOWER: Final = 0.1
+_WEIGHT_IF_QUICKER: Final = 0.5
 _seconds: dict[str, float] = {}
 
 
 def note(handler: Handler, seconds: float) -> None:
     """So long took one task, in its handler."""
     before = _seconds.get(handler.type, seconds)
-    _seconds[handler.type] = before + _WEIGHT * (seconds - before)
+    weight = _WEIGHT_IF_SLOWER if seconds > before else _WEIGHT_IF_QUICKER
+    _seconds[handler.type] = before + weight * (seconds - before)
 
 
-def batch_of(handler: Handler, *, unknown: int | None = None) -> int:
-    """At most so many; of a type that this process has never run so many as `unknown` says, or any."""
-    seconds = 0.0 if handler.many else _seconds.get(handler.type)
-    if seconds is None:
-        return unknown or handler.batch
-    if seconds * handler.batch <= BATCH_SECONDS:
+def batch_of(handler: Handler) -> int:
+    """At most so many, as far as anybody here knows."""
+    seconds = _seconds.get(handler.type, 0.0)
+    if handler.many or seconds * handler.batch <= BATCH_SECONDS:
         return handler.batch
     return max(1, int(BATCH_SECONDS / seconds))
+
+
+def batch_to_claim(handler: Handler) -> int:
+    return batch_of(handler) if handler.many or handler.type in _seconds else 1
 
 
 def smallest_batch(handlers: Iterable[Handler]) -> int | None:

@@ -21,7 +21,7 @@ class NoSteps(Misuse):
     code = "no_steps"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Task:
     """One claimed task. Two of them are never equal, so that one can be looked up as quickly as it was made."""
 

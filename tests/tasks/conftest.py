@@ -39,8 +39,8 @@ def nodes(
 class QuickUntilSeen(dict[str, float]):
     """As in a worker that has run some of each type: what is new to it, it would try alone at first."""
 
-    def get(self, key: str, default: Any = 0.0) -> Any:
-        return super().get(key, default)
+    def __contains__(self, _type: object) -> bool:
+        return True
 
 
 @pytest.fixture(autouse=True)
