@@ -65,7 +65,7 @@ PEERS: Final = (
 LIMIT: Final = System("raw SQL, batch 1000", "raw_sql", MANY, programs=2, type="bench.many", times=FASTEST)
 OURS_TASK: Final = (
     System("ours, per-task handler, batch 100", "ours", 1, type="bench.task", times=FAST),
-    System("ours, per-task handler, batch 300", "ours", 1, type="bench.small", times=FAST),
+    System("ours, per-task handler, batch 1000", "ours", 1, type="bench.small", times=FAST),
 )
 OURS_KEYED: Final = System(
     "ours, per-task handler, 1,000 partition keys", "ours", 1, type="bench.task", keys=1000, times=FAST

@@ -13,7 +13,7 @@ from bench.peers.effect import VALUE, pass_gate
 from tasks import Task, handler
 
 MANY: Final = 1000
-SMALL_TASKS: Final = 300  # a batch for tasks that take no time
+SMALL_TASKS: Final = 1000  # a batch for tasks that take no time
 ONE_ROW: Final = text("INSERT INTO bench_sink (n, value) VALUES (:n, :value)")
 # bare SQL says the same in raw_sql.py
 MANY_ROWS: Final = text("INSERT INTO bench_sink (n, value) SELECT n, :value FROM unnest(CAST(:n AS bigint[])) AS n")
