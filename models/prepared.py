@@ -60,10 +60,10 @@ class Prepared:
             raise as_sqlalchemy_says_it(error, connection) from error
         return row
 
-    def rows(self, connection: Connection, values: Mapping[str, Any]) -> list[Sequence[Any]]:
+    def rows(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
         """All of its rows, as the driver makes them."""
         result = self.execute(connection, values)
-        rows = list(result.cursor.fetchall())
+        rows = result.cursor.fetchall()
         result.close()
         return rows
 

@@ -149,18 +149,18 @@ class Batch:
             self._settle(*broken.culprit)
         elif time.monotonic() >= self.half_a_lease_at:
             self.no_time = ALONE_NEXT_TIME  # or the same tasks would come together again, for ever
-        self._begin_again()
+        self._begin_again(list(self.unsettled))
 
-    def _begin_again(self) -> None:
+    def _begin_again(self, tasks: Sequence[Task]) -> None:
         """With time of their own, and as they were submitted: a handler may change what it is given."""
         self.stop_starting_at = self._stop_starting_at()
         try:
             with at_once(self.engine) as connection:
-                given = connection.execute(GIVEN, {"ids": array_of_ids(task.id for task in self.unsettled)})
+                given = connection.execute(GIVEN, {"ids": array_of_ids(task.id for task in tasks)})
                 contents = {id_: (payload, context or {}) for id_, payload, context in given}
         except DBAPIError as error:
             raise LedgerLost from error
-        for task in self.unsettled:
+        for task in tasks:
             task.payload, task.context = contents.get(task.id, (task.payload, task.context))
 
     def _one_by_one(self, held: Held) -> None:
@@ -203,10 +203,10 @@ class Batch:
         finally:
             held.watched = None
             self.outside[task] = self.seconds[task] = time.monotonic() - started_at
-            pace.note(self.handler, self.seconds[task])
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)
         else:
+            pace.note(self.handler, self.seconds[task])
             self._settle(task, outcome)
 
     def _attempt(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:
@@ -215,7 +215,7 @@ class Batch:
             try:
                 return self._transaction(tasks, handler, held)
             except Repeat:
-                self._begin_again()
+                self._begin_again(tasks)
         return Broken.by(tasks, TOO_OFTEN)
 
     def _transaction(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:

@@ -26,7 +26,7 @@ from outbox.lease import connection_of
 from tasks import keys, rings
 from tasks.notices import notified
 from tasks.registry import handlers
-from tasks.views import UnknownTask
+from tasks.views import status_of
 
 # discard: anything that is not final, and DEAD → DISCARDED; whoever asked to be notified is told.
 DISCARD: Final = text(f"""
@@ -48,7 +48,6 @@ DISCARD: Final = text(f"""
     {rings.rung("freed")}
     SELECT (SELECT status FROM held), ours FROM rings
 """)
-STATUS: Final = text("SELECT status FROM ingest_task WHERE id = :id")
 
 
 class NothingToDiscard(CeleriacError):
@@ -73,10 +72,7 @@ def discard(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | Non
         values |= rings.ring_values(db, settings.current().ingest_queues)
         was, ours = connection_of(db).execute(DISCARD, values).one()
         rings.publish_after_commit(db, ours)
-        now = was or db.execute(STATUS, {"id": task_id}).scalar()
+        if was is None:
+            raise NothingToDiscard(f"{task_id} is {status_of(db, task_id)} already.")
         db.commit()
-    if now is None:
-        raise UnknownTask(task_id)
-    if was is None:
-        raise NothingToDiscard(f"{task_id} is {now} already.")
     return DiscardedTask(task_id, TaskStatus(was))

@@ -22,7 +22,7 @@ from models.errors import CeleriacError
 from models.status import TaskStatus
 from outbox.lease import connection_of
 from tasks import dead_letters, rings
-from tasks.views import UnknownTask
+from tasks.views import status_of
 
 # retry_now: RETRYING, or QUEUED with a time → due now. What was due already is rung once more.
 RETRY_NOW: Final = text(f"""
@@ -41,7 +41,6 @@ RETRY_NOW: Final = text(f"""
     {rings.rung("hurried")}
     SELECT (SELECT count(*) FROM hurried), ours FROM rings
 """)
-STATUS: Final = text("SELECT status FROM ingest_task WHERE id = :id")
 
 
 class NothingToHurry(CeleriacError):
@@ -62,7 +61,7 @@ class Hurried:
 def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> Hurried:
     """Raises UnknownTask, and NothingToHurry for a task that runs, is done, or is due already and has never waited."""
     with Session(engine) as db:
-        was = _status(db, task_id)
+        was = status_of(db, task_id)
         values = {"id": task_id, "actor": actor, "reason": reason}
         values |= rings.ring_values(db, settings.current().ingest_queues)
         hurried, ours = connection_of(db).execute(RETRY_NOW, values).one()
@@ -74,13 +73,6 @@ def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | N
     if any(dead_letters.requeue(engine, choice, actor=actor, reason=reason or "retry-now")):
         return Hurried(task_id, TaskStatus.DEAD)
     raise NothingToHurry(_SENTENCES[was].format(id=task_id))
-
-
-def _status(db: Session, task_id: uuid.UUID) -> TaskStatus:
-    status = db.execute(STATUS, {"id": task_id}).scalar()
-    if status is None:
-        raise UnknownTask(task_id)
-    return TaskStatus(status)
 
 
 _SENTENCES: Final = {

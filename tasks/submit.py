@@ -93,7 +93,7 @@ def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitte
     """
     given = [checked(new) for new in tasks]
     if isinstance(session, Engine):
-        with begin(session) as connection:
+        with (begin_at_once if len(given) == 1 else begin)(session) as connection:
             return _submit_checked(connection, given)
     return _submit_checked(session, given)
 

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from models.errors import CeleriacError, Misuse
 from models.status import TaskStatus
+from outbox.lease import Db, connection_of
 from tasks.identity import keyed_id
 from tasks.kinds import OPEN
 
@@ -42,6 +43,9 @@ _FILTERS: Final = """status = ANY(CAST(:statuses AS text[]))
         AND (CAST(:key AS text) IS NULL OR idempotency_key = :key)"""
 
 
+STATUS: Final = text("SELECT status FROM ingest_task WHERE id = :id")
+
+
 class UnknownTask(CeleriacError):
     """There is no such task."""
 
@@ -50,6 +54,14 @@ class UnknownTask(CeleriacError):
 
     def __init__(self, task_id: uuid.UUID | str) -> None:
         super().__init__(f"There is no task {task_id}: it was never submitted, or it was pruned.")
+
+
+def status_of(db: Db, task_id: uuid.UUID) -> TaskStatus:
+    """Raises UnknownTask."""
+    status = connection_of(db).execute(STATUS, {"id": task_id}).scalar()
+    if status is None:
+        raise UnknownTask(task_id)
+    return TaskStatus(status)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import psycopg2
 from psycopg2.extensions import new_array_type, register_type
-from psycopg2.extras import execute_values
+from psycopg2.extras import execute_values, register_default_jsonb
 
 from bench.peers.effect import PROCESSES, VALUE, database_url, obey, pass_gate
-from models.arrays import array
+from models.arrays import array, array_of_ids
+from models.reading import read_json
 from tasks.guard import CLAIM
 from tasks.identity import fresh_id
 from tasks.settle_statements import SUCCEED
@@ -39,6 +40,7 @@ RINGS: Final = """
 
 def work(width: int, place: int) -> None:
     register_type(UUIDS)
+    register_default_jsonb(globally=True, loads=read_json)  # as we do
     with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
         for statement in (CLAIM, SUCCEED):
             cursor.execute(statement.preparing(statement.name))
@@ -64,12 +66,18 @@ def work(width: int, place: int) -> None:
 def claiming(ids: Sequence[str], token: str) -> dict[str, Any]:
     """The parameters of CLAIM."""
     known = {"types": array(["bench.many"]), "batches": array([len(ids)]), "relaxed": array([True])}
-    return {**known, "ids": array(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
+    return {**known, "ids": array_of_ids(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
 
 
 def succeeding(ids: Sequence[str], token: str) -> dict[str, Any]:
     """The parameters of SUCCEED."""
-    return {"id": array(ids), "result": array([None] * len(ids)), "token": token, "actor": "raw", "is_last": True}
+    return {
+        "id": array_of_ids(ids),
+        "result": array([None] * len(ids)),
+        "token": token,
+        "actor": "raw",
+        "is_last": True,
+    }
 
 
 def insert(count: int) -> dict[str, float]:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -24,11 +23,11 @@ from hypothesis.stateful import (
     invariant,
     multiple,
     rule,
-    run_state_machine_as_test,
 )
 from sqlalchemy import Connection, text
 
 from outbox import lease
+from tests.machines import run_machine
 from tests.outbox.table import OutboxTable
 
 NAMES = ("a", "b", "b", "c")  # four connections; two of them are threads of one worker
@@ -299,17 +298,7 @@ class Protocol(RuleBasedStateMachine):
 def run(outbox: OutboxTable, examples: int, steps: int) -> Counter[str]:
     seen = Counter[str]()
     connections = [outbox.connect(lock_timeout="100ms") for _ in NAMES]  # one at a time: nobody has to wait
-    run_state_machine_as_test(
-        partial(Protocol, outbox, connections, seen),  # type: ignore[arg-type]  # any factory will do
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(partial(Protocol, outbox, connections, seen), examples=examples, steps=steps)
     return seen
 
 

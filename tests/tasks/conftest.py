@@ -20,6 +20,7 @@ from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, Worke
 from tests.nodes.shared import SharedNodes, SharedRabbit
 from tests.servers import ServersOfTests
 from tests.tasks.celery_settings import celery_settings
+from tests.tasks.deliveries import BatchClock
 from tests.tasks.held import Held
 
 RABBITMQ = pytest.param("celery_rabbitmq_broker", marks=pytest.mark.guarantee)
@@ -46,6 +47,13 @@ class QuickUntilSeen(dict[str, float]):
 @pytest.fixture(autouse=True)
 def _pace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "_seconds", QuickUntilSeen())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> BatchClock:
+    clock = BatchClock()
+    monkeypatch.setattr("tasks.batch.time", clock)
+    return clock
 
 
 @pytest.fixture(autouse=True)

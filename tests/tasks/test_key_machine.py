@@ -15,8 +15,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase
-from hypothesis import settings as how_long
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -26,7 +24,6 @@ from hypothesis.stateful import (
     invariant,
     multiple,
     rule,
-    run_state_machine_as_test,
 )
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -41,6 +38,7 @@ from tasks.keys import claim_keyed
 from tasks.reclaim import take_over
 from tasks.registry import find, handlers
 from tasks.task import Task
+from tests.machines import run_machine
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import clean_sink, handled
@@ -261,18 +259,7 @@ def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
 
 def live(stack: ServersOfTests, *, examples: int, steps: int) -> Counter[str]:
     seen = Counter[str]()
-    run_state_machine_as_test(
-        partial(Keys, stack, seen),  # type: ignore[arg-type]  # any factory will do
-        settings=how_long(
-            max_examples=examples,
-            stateful_step_count=steps,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # shrinking takes minutes, and the steps of a machine can be read as they are
-        ),
-    )
+    run_machine(partial(Keys, stack, seen), examples=examples, steps=steps)
     return seen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from tasks.lost_rings import ring_again
 from tasks.registry import Handler, find, handlers
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import claimed, clean_sink, handled, leases, raising, submitted
+from tests.tasks.deliveries import BatchClock, claimed, clean_sink, handled, leases, raising, submitted
 from tests.tasks.work import OnPurpose, insert, rings, rows, transitions
 
 TYPE = "test.slow"
@@ -30,23 +29,11 @@ NO_TIME = "there was no time to start it"
 
 
 @pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersOfTests]:
-    """A batch is ten times as short, and however slow this machine is, it is not stopped."""
+def ledger(stack: ServersOfTests, clock: BatchClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersOfTests]:
+    """Nothing is known, and no time passes by itself."""
     monkeypatch.setattr(pace, "_seconds", {})
-    monkeypatch.setattr(pace, "BATCH_SECONDS", 0.05)
-    monkeypatch.setattr(pace, "STOP_SECONDS", 60.0)
     with clean_sink():
         yield stack
-
-
-@pytest.fixture
-def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "STOP_SECONDS", 0.1)
-
-
-def slowly(each: Task, db: Session) -> None:
-    insert(each, db)
-    time.sleep(0.03)
 
 
 def quickly(each: Task, db: Session) -> None:
@@ -63,9 +50,7 @@ def of(seconds: float, **how: Any) -> Handler:
         return handler
 
 
-@pytest.mark.parametrize(
-    ("seconds", "batch"), [(0.0, 100), (0.0005, 100), (0.001, 50), (0.01, 5), (0.04, 1), (3600.0, 1)]
-)
+@pytest.mark.parametrize(("seconds", "batch"), [(0.0, 100), (0.005, 100), (0.01, 50), (0.1, 5), (0.4, 1), (3600.0, 1)])
 def test_a_batch_is_what_takes_about_half_a_second_and_at_least_one(seconds: float, batch: int) -> None:
     assert pace.batch_of(of(seconds)) == batch
 
@@ -82,19 +67,24 @@ def test_one_slow_task_is_forgotten_after_some_quick_ones() -> None:
     assert pace.batch_of(handler) == 100
 
 
-@pytest.mark.usefixtures("stopping")
-def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest_back_in_small_rings() -> None:
+def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest_back_in_small_rings(
+    clock: BatchClock,
+) -> None:
+    def slowly(each: Task, db: Session) -> None:
+        insert(each, db)
+        clock.passes(0.7)
+
     with handled(TYPE, slowly) as handler:
         pace.note(handler, 0.0)  # until today
         ids = submitted(20, TYPE)
         before = len(rings())
         ingest(engine(), ids)
         done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
-        assert 1 <= len(done) <= 4
+        assert done == ids[:2], "there was a second, and one has begun within it"
         assert set(given_back(ids)) == set(ids) - set(done)
         assert set(rows("status, attempt_count")) == {("SUCCEEDED", 0), ("QUEUED", 0)}
         again = rings()[before:]
-        assert max(len(ring.ids) for ring in again) < 20 - len(done)
+        assert {len(ring.ids) for ring in again} == {3}
         assert sorted(id_ for ring in again for id_ in ring.ids) == sorted(given_back(ids))
     assert leases() == 0
 
@@ -111,7 +101,7 @@ def test_what_a_message_names_beyond_a_small_batch_is_rung_at_once_for_others(le
         ids = submitted(10, TYPE)
         assert submitter().flush(10)
         ledger.flush_redis()
-        pace.note(handler, 0.02)
+        pace.note(handler, 0.2)
         ingest(engine(), ids)
     done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
     assert len(done) == 2
@@ -124,7 +114,7 @@ def test_what_a_message_names_beyond_a_small_batch_is_rung_at_once_for_others(le
 def test_a_claim_of_a_slow_type_is_small_and_tops_up_no_further() -> None:
     with handled(TYPE, quickly) as handler:
         ids = submitted(10, TYPE)
-        pace.note(handler, 0.02)
+        pace.note(handler, 0.2)
         found = claimed(ids[:1])
         assert len(found.tasks) == 2
         assert found.left == []
@@ -140,14 +130,13 @@ def test_the_first_of_a_type_runs_alone() -> None:
         assert len(claim(connection, first.left, **how).tasks) == 9
 
 
-def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(clock: BatchClock) -> None:
     """Or a batch whose last task fails late would settle that one, and start all over for the others."""
-    monkeypatch.setattr(pace, "STOP_SECONDS", 1.0)
 
     def last_fails(each: Task, db: Session) -> None:
         quickly(each, db)
         if each.payload == "last":
-            time.sleep(pace.STOP_SECONDS)
+            clock.passes(pace.STOP_SECONDS)
             raising(OnPurpose())(each, db)
 
     with handled(TYPE, last_fails) as handler:
@@ -159,8 +148,10 @@ def test_tasks_that_run_alone_after_a_broken_batch_have_time_of_their_own(monkey
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_type_that_proves_slow_with_its_first_task_is_shared_from_the_second_on(transactional: bool) -> None:
-    function = (lambda _task, _db: time.sleep(0.06)) if transactional else (lambda _task: time.sleep(0.06))
+def test_a_type_that_proves_slow_with_its_first_task_is_shared_from_the_second_on(
+    transactional: bool, clock: BatchClock
+) -> None:
+    function = (lambda _task, _db: clock.passes(0.6)) if transactional else (lambda _task: clock.passes(0.6))
     with handled(TYPE, function, transactional=transactional):
         ids = submitted(10, TYPE)
         ingest(engine(), ids)

@@ -15,8 +15,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase
-from hypothesis import settings as how_long
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -25,7 +23,6 @@ from hypothesis.stateful import (
     invariant,
     multiple,
     rule,
-    run_state_machine_as_test,
 )
 from sqlalchemy import Engine, make_url, text
 from sqlalchemy.orm import Session
@@ -43,6 +40,7 @@ from tasks.registry import find
 from tasks.settle import Settlement
 from tasks.task import Task
 from tasks.tick_rows import record_tick
+from tests.machines import run_machine
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import clean_sink, handled
@@ -356,18 +354,7 @@ def engine(stack: ServersOfTests) -> Iterator[Engine]:
 
 def live(stack: ServersOfTests, engine: Engine, *, examples: int, steps: int) -> Counter[str]:
     seen = Counter[str]()
-    run_state_machine_as_test(
-        partial(Life, stack, engine, seen),  # type: ignore[arg-type]  # any factory will do
-        settings=how_long(
-            max_examples=examples,
-            stateful_step_count=steps,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # shrinking takes minutes, and the steps of a machine can be read as they are
-        ),
-    )
+    run_machine(partial(Life, stack, engine, seen), examples=examples, steps=steps)
     return seen
 
 
