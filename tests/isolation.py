@@ -1,8 +1,9 @@
-"""Whatever the shell has set, tests talk to their own servers only."""
+"""Whatever the shell has set, tests talk to their own servers only, and what they start can be interrupted."""
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -16,3 +17,5 @@ def isolate() -> None:
         if name in SERVERS or name.startswith(PREFIXES):
             del os.environ[name]
     os.environ["CELERIAC_HOME"] = str(Path(tempfile.gettempdir()) / "celeriac-tests-without-a-stack")
+    # A script that says `make test &` ignores SIGINT for all of it, and so would every program that a test ends by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
