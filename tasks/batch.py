@@ -12,15 +12,15 @@ given back (P9).
 Settling must return exactly the tasks that ran. One fewer means that its lease was lost: everything is rolled back, and
 what is still ours runs one by one. After a second (`pace.py`), and after half a lease for sure, no further task is
 started; what is done is settled, the rest is given back (P6). When the connection is lost, nobody knows whether the
-COMMIT went through: the fence does, and what is still ours goes back, to be run alone (P5). Whatever happens, the lease
-ends with the last of its tasks, in one commit.
+COMMIT went through: the fence does, and what is still ours goes back, to be run alone (P5). `unsettled.py` keeps the
+books.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -31,11 +31,10 @@ from sqlalchemy.orm import Session
 from failpoint import failpoint
 from models.arrays import array_of_ids
 from models.engine import Bind, at_once
-from models.errors import CeleriacError, Unreachable
+from models.errors import Unreachable
 from settings import Settings
 from tasks import pace
 from tasks.call import Repeat, call, call_outside, is_serialization_failure
-from tasks.counting import count, count_outcomes
 from tasks.guard import GIVEN, Claim
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused, handler_session
 from tasks.heartbeat import Held, Watched, heartbeat
@@ -44,7 +43,6 @@ from tasks.outcomes import (
     DONE,
     SENTENCE_LIMIT,
     Dead,
-    Discarded,
     ErrorCode,
     Failure,
     Finish,
@@ -61,10 +59,10 @@ from tasks.settle import Outcomes, Settlement
 from tasks.settle_statements import NO_SUCH_CURSOR
 from tasks.steps import Steps
 from tasks.task import Task
+from tasks.unsettled import REPEATS, Unsettled
 
 logger = logging.getLogger(__name__)
 
-REPEATS: Final = 5
 NO_TIME: Final = Released("there was no time to start it")
 ALONE_NEXT_TIME: Final = Isolated("its batch was broken, and there was no time to run it alone")
 NOT_ITS_TURN: Final = Released("a task before it in its partition key did not succeed")
@@ -101,15 +99,12 @@ class Batch:
         self.claim = claim
         self.handler = handler
         self.limit = SoftLimit(handler.soft_limit_seconds)
-        self.settlement = Settlement(claim.token, handler, settings)
         self.half_a_lease_at = claim.deadline - settings.ingest_lease_seconds / 2
         self.stop_starting_at = self._stop_starting_at()
-        self.unsettled = dict.fromkeys(claim.tasks)
+        self.unsettled = Unsettled(engine, claim, Settlement(claim.token, handler, settings))
         self.running: Sequence[Task] = ()
         self.no_time: Outcome = NO_TIME  # what becomes of those that are not started
-        self.held_up: dict[str, int] = {}  # partition keys, and from which of their tasks on nothing may run (P9)
         self.outside: dict[Task, float] = {}  # seconds before `Finish`, which belong to the same call
-        self.seconds: dict[Task, float] = {}  # in the handler, the last time it was called
 
     def run(self) -> None:
         with self._holding() as held, self.limit:
@@ -118,13 +113,13 @@ class Batch:
                     self._together(held)
                 self._one_by_one(held)
             except (SystemExit, KeyboardInterrupt) as stopped:
-                self._give_back([(task, outcome_of(stopped)) for task in self.unsettled])
+                self.unsettled.give_back([(task, outcome_of(stopped)) for task in self.unsettled])
                 raise
             except (LedgerLost, Unreachable) as error:
                 logger.warning("the ledger was lost: %s", error)
-                self._give_back(self._blamed(error, ErrorCode.LEDGER_LOST))
+                self.unsettled.give_back(self._blamed(error, ErrorCode.LEDGER_LOST))
             except Exception as error:  # a fault of ours
-                self._give_back(self._blamed(error, ErrorCode.HANDLER_ERROR))
+                self.unsettled.give_back(self._blamed(error, ErrorCode.HANDLER_ERROR))
                 raise
 
     def _stop_starting_at(self) -> float:
@@ -145,8 +140,8 @@ class Batch:
         broken = self._attempt(self.claim.tasks, self.handler, held)
         if broken is None:
             return
-        if broken.culprit and not self._is_behind(broken.culprit[0]):
-            self._settle(*broken.culprit)
+        if broken.culprit and not self.unsettled.is_behind(broken.culprit[0]):
+            self.unsettled.settle(*broken.culprit)
         elif time.monotonic() >= self.half_a_lease_at:
             self.no_time = ALONE_NEXT_TIME  # or the same tasks would come together again, for ever
         self._begin_again(list(self.unsettled))
@@ -164,22 +159,15 @@ class Batch:
             task.payload, task.context = contents.get(task.id, (task.payload, task.context))
 
     def _one_by_one(self, held: Held) -> None:
-        for task in list(self.unsettled):
+        for task in self.unsettled:
             if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
-                self._give_back([(each, self.no_time) for each in self.unsettled])
+                self.unsettled.give_back([(each, self.no_time) for each in self.unsettled])
                 return
             self._alone(task, held)
 
-    def _is_behind(self, task: Task) -> bool:
-        """Another of its partition key in this batch."""
-        return task.partition_key is not None and any(
-            other.partition_key == task.partition_key and (other.key_seq or 0) < (task.key_seq or 0)
-            for other in self.unsettled
-        )
-
     def _alone(self, task: Task, held: Held) -> None:
-        if task.partition_key in self.held_up and (task.key_seq or 0) > self.held_up[task.partition_key]:
-            self._settle(task, NOT_ITS_TURN)
+        if self.unsettled.is_held_up(task):
+            self.unsettled.settle(task, NOT_ITS_TURN)
         elif self.handler.transactional:
             self._inside(task, self.handler, held)
         else:
@@ -188,9 +176,9 @@ class Batch:
     def _inside(self, task: Task, handler: Handler, held: Held) -> None:
         match self._attempt([task], handler, held):
             case Broken(culprit=(_, outcome)):
-                self._settle(task, outcome)
+                self.unsettled.settle(task, outcome)
             case Broken():
-                self._lost(task, DONE)
+                self.unsettled.lost(task, DONE)
 
     def _outside(self, task: Task, held: Held) -> None:
         """No transaction is open while its handler runs; how long that takes is between it and its limits."""
@@ -202,12 +190,12 @@ class Batch:
             outcome = call_outside(self.handler, with_steps, held, self.limit)
         finally:
             held.watched = None
-            self.outside[task] = self.seconds[task] = time.monotonic() - started_at
+            self.outside[task] = self.unsettled.seconds[task] = time.monotonic() - started_at
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)
         else:
-            pace.note(self.handler, self.seconds[task])
-            self._settle(task, outcome)
+            pace.note(self.handler, self.unsettled.seconds[task])
+            self.unsettled.settle(task, outcome)
 
     def _attempt(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:
         """One transaction, repeated if the database asks for it. None: committed."""
@@ -234,13 +222,13 @@ class Batch:
             failpoint("ingest.after_effect")
             settling: Outcomes = [*ran, *((task, NO_TIME) for task in tasks[len(ran) :])]
             try:
-                settled = self.settlement.settle(db, settling, is_last=self._is_last(settling), in_batch=True)
+                settled = self.unsettled.settle_in(db, settling)
                 if len(settled) < len(tasks):
                     return Broken()
                 db.commit_batch()
             except DBAPIError as error:
                 return Broken.by(tasks, self._refusal(error, db))
-        self._done(settling, settled)
+        self.unsettled.done(settling, settled)
         failpoint("ingest.after_settle")
         return None
 
@@ -248,7 +236,7 @@ class Batch:
         started_at = time.monotonic()
         outcomes = call(handler, tasks, db, held, self.limit)
         each = (time.monotonic() - started_at) / len(tasks) + self.outside.get(tasks[0], 0.0)
-        self.seconds |= dict.fromkeys(tasks, each)
+        self.unsettled.seconds |= dict.fromkeys(tasks, each)
         pace.note(handler, each)
         return outcomes
 
@@ -262,67 +250,10 @@ class Batch:
             return Dead(Failure.of(TransactionMisused(), ErrorCode.TRANSACTION_MISUSED))
         return outcome_of(error)
 
-    def _settle(self, task: Task, outcome: Outcome) -> None:
-        """In a transaction of its own, and nothing else in it."""
-        settled = self._settled([(task, outcome)])
-        if settled:
-            self._done([(task, outcome)], settled)
-        else:
-            self._lost(task, outcome)
-
-    def _settled(self, outcomes: Outcomes) -> Mapping[Task, Outcome]:
-        """Until there is an answer. A lost one may have been a yes, and then the second finds nothing to settle."""
-        answer_was_lost = False
-        for _ in range(REPEATS):
-            try:
-                with Session(self.engine) as db:
-                    settled = self.settlement.settle(db, outcomes, is_last=self._is_last(outcomes))
-                    db.commit()
-            except DBAPIError as error:
-                if not error.connection_invalidated and not is_serialization_failure(error):
-                    raise
-                answer_was_lost |= error.connection_invalidated
-            else:
-                return dict(outcomes) if answer_was_lost else settled
-        raise LedgerLost
-
-    def _is_last(self, outcomes: Outcomes) -> bool:
-        return len(outcomes) == len(self.unsettled)
-
-    def _lost(self, task: Task, outcome: Outcome) -> None:
-        """Somebody else has it: nothing is written but that."""
-        code = "late_success" if isinstance(outcome, Succeeded) else "lease_lost"
-        with Session(self.engine) as db:
-            self.settlement.audit(db, [task.id], code, is_last=self._is_last([(task, outcome)]))
-            db.commit()
-        self._done([(task, outcome)], {})
-        count("lease_lost", 1)
-
-    def _done(self, outcomes: Outcomes, settled: Mapping[Task, Outcome]) -> None:
-        for task, _ in outcomes:
-            del self.unsettled[task]
-            if task.partition_key is not None and not self._makes_way(settled.get(task)):
-                place = task.key_seq or 0
-                self.held_up[task.partition_key] = min(place, self.held_up.get(task.partition_key, place))
-        count_outcomes(settled, self.seconds)
-
-    def _makes_way(self, outcome: Outcome | None) -> bool:
-        """For the next of its partition key. None: somebody else decides."""
-        return isinstance(outcome, Succeeded | Discarded) or (isinstance(outcome, Dead) and self.handler.skip_dead)
-
     def _blamed(self, error: Exception, code: ErrorCode) -> Outcomes:
         """Of what ran, one that ran alone is charged, and several are isolated; the others did not run (P5)."""
-        running = self.unsettled.keys() & self.running
+        running = self.unsettled.tasks.keys() & self.running
         failure = Failure.of(error, code)
         among_others = Isolated(f"its batch was broken off: {failure.message}"[:SENTENCE_LIMIT])
         ran = Retry(failure) if len(running) == 1 else among_others
         return [(task, ran if task in running else NO_TIME) for task in self.unsettled]
-
-    def _give_back(self, outcomes: Outcomes) -> None:
-        """All that has not been settled, in one commit. What another holder has, or was committed, stays as it is."""
-        if not outcomes:
-            return
-        try:
-            self._done(outcomes, self._settled(outcomes))
-        except (DBAPIError, CeleriacError):
-            logger.exception("left to reclaim: %d tasks", len(outcomes))

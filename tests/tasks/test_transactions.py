@@ -14,8 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from models.engine import engine
 from tasks import Discard, Permanent, Snooze
-from tasks.batch import REPEATS
 from tasks.task import Task
+from tasks.unsettled import REPEATS
 from tests.outbox.table import pid
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
