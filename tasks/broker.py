@@ -1,4 +1,4 @@
-"""What the broker holds: how many messages wait in a queue, and how to empty one. Redis and RabbitMQ alike."""
+"""What the broker holds, how to empty it, and who consumes it. Redis and RabbitMQ alike."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ def purge(queue: str) -> int:
             return 0
 
 
+def consumed(*, patience_seconds: float) -> dict[str, set[str]]:
+    """Workers that answered in time, and the queues of each."""
+    with _connection() as connection:  # which knows when to give up; left to itself, `inspect` does not
+        answers = app.control.inspect(timeout=patience_seconds, connection=connection).active_queues() or {}
+    return {worker: {queue["name"] for queue in queues} for worker, queues in answers.items()}
+
+
 def _depth(connection: Any, queue: str) -> int:
     with connection.channel() as channel:  # a queue that is not there costs the channel its life
         if hasattr(channel, "_size"):  # Redis: kombu's passive declare forgets the prefix of the keys
@@ -43,7 +50,7 @@ def _connection() -> Iterator[Any]:
     connection: Any = app.connection_for_read()
     lost: tuple[type[Exception], ...] = (OperationalError, *connection.connection_errors)
     try:
-        connection.ensure_connection(max_retries=1, timeout=5)
+        connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=5)
         yield connection
     except lost as error:
         raise Unreachable(f"The broker does not answer: {error}") from None

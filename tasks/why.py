@@ -13,13 +13,10 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from kombu.exceptions import OperationalError
-
 from models.errors import Unreachable
 from models.status import TaskStatus
 from settings import Settings, current
 from tasks import broker
-from tasks.celery import app
 from tasks.details import Blocker, Details, UnsentRing
 from tasks.views import FINAL
 
@@ -67,12 +64,9 @@ def look(queue: str) -> Seen:
         from tasks.kafka.lag import progress  # noqa: PLC0415 - loads Kafka's client
 
         return Seen(progress(current()).waiting, None)
-    waiting = broker.depths([queue])[queue]  # it knows when to give up, which `inspect` does not
-    try:
-        answers = app.control.inspect(timeout=PATIENCE_SECONDS).active_queues() or {}
-    except OperationalError as error:
-        raise Unreachable(f"The broker does not answer: {error}") from None
-    return Seen(waiting, frozenset(name for name, queues in answers.items() if queue in {q["name"] for q in queues}))
+    waiting = broker.depths([queue])[queue]
+    consumed = broker.consumed(patience_seconds=PATIENCE_SECONDS)
+    return Seen(waiting, frozenset(worker for worker, queues in consumed.items() if queue in queues))
 
 
 def reasons(details: Details, settings: Settings, *, known_types: Collection[str], look: Look = look) -> list[Reason]:

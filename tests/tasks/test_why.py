@@ -127,7 +127,6 @@ def test_of_a_million_rings_for_later_only_those_for_its_own_time_are_looked_thr
 def test_the_workers_of_a_queue_are_seen(celery_setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     app: Celery = celery_setup.app
     monkeypatch.setattr(broker, "app", app)
-    monkeypatch.setattr(why, "app", app)
     wait_until(lambda: len(why.look("ingest").consumers or ()) == 1, "the worker answers within its second")
     assert why.look("nowhere") == Seen(0, frozenset())
 
