@@ -28,6 +28,7 @@ import settings
 from failpoint import failpoint
 from models.engine import make_engine
 from models.errors import CeleriacError
+from models.one_per_process import OnePerProcess
 from outbox.circuit import Circuits
 from outbox.destinations import Destination, UnknownDestination, open_destination
 from outbox.flush import Flush
@@ -188,26 +189,4 @@ class Submitter:
         return results
 
 
-class _OfThisProcess:
-    """A forked child has neither our thread nor a right to our lock; it starts anew."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.submitter: Submitter | None = None
-
-
-_ours = _OfThisProcess()
-
-
-def submitter() -> Submitter:
-    """The submitter of this process and its settings."""
-    with _ours.lock:
-        current = settings.current()
-        if _ours.submitter is None or _ours.submitter.settings is not current:
-            if _ours.submitter is not None:
-                _ours.submitter.close()
-            _ours.submitter = Submitter(current)
-        return _ours.submitter
-
-
-os.register_at_fork(after_in_child=_ours.__init__)  # type: ignore[misc]
+submitter: Final = OnePerProcess(Submitter)

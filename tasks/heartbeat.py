@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError
 import settings
 from models.engine import make_engine
 from models.errors import CeleriacError
+from models.one_per_process import OnePerProcess
 from tasks.outcomes import LeaseLost
 
 logger = logging.getLogger(__name__)
@@ -35,15 +36,17 @@ STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 BEATS_PER_LEASE: Final = 3
 LOOK_SECONDS: Final = 0.5  # for limits that have begun meanwhile
 
-# renew: held → held for as long again.
+# renew: held → held for as long again. A lease that somebody has in hand just now is there, and not renewed (P14).
 RENEW: Final = text("""
     WITH held AS MATERIALIZED (
-        SELECT token FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token FOR NO KEY UPDATE)
-    UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
-    FROM held WHERE task_lease.token = held.token
-    RETURNING task_lease.token
+        SELECT token FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token
+        FOR NO KEY UPDATE SKIP LOCKED),
+    renewed AS (
+        UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
+        FROM held WHERE task_lease.token = held.token
+        RETURNING task_lease.token)
+    SELECT token, token IN (SELECT token FROM renewed) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))
 """)
-
 
 WATCH_SECONDS: Final = 1.0
 # still_held: of the watched tasks, those that their holder still has.
@@ -115,11 +118,11 @@ class Heartbeat:
         started_at = time.monotonic()
         with self._connections().begin() as connection:
             values = {"tokens": list(held), "lease_seconds": self.lease_seconds}
-            kept = set(connection.execute(RENEW, values).scalars())
+            found: dict[uuid.UUID, bool] = dict(connection.execute(RENEW, values).all())
         for token, lease in held.items():
-            if token in kept:
+            if found.get(token):
                 lease.deadline = started_at + self.lease_seconds
-            elif not lease.is_lost and token in self._held:
+            elif token not in found and not lease.is_lost and token in self._held:
                 lease.is_lost = True
                 logger.warning("the lease %s is lost", token)
 
@@ -185,26 +188,4 @@ class Heartbeat:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _OfThisProcess:
-    """A forked child has neither our thread nor our leases; it starts anew."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.heartbeat: Heartbeat | None = None
-
-
-_ours = _OfThisProcess()
-
-
-def heartbeat() -> Heartbeat:
-    """The heartbeat of this process and its settings."""
-    with _ours.lock:
-        current = settings.current()
-        if _ours.heartbeat is None or _ours.heartbeat.settings is not current:
-            if _ours.heartbeat is not None:
-                _ours.heartbeat.close()
-            _ours.heartbeat = Heartbeat(current)
-        return _ours.heartbeat
-
-
-os.register_at_fork(after_in_child=_ours.__init__)  # type: ignore[misc]
+heartbeat: Final = OnePerProcess(Heartbeat)

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import app
-from outbox import submitter
+from outbox.submitter import submitter
 from tests.api.callers import Callers
 from tests.servers import ServersOfTests
 
@@ -29,6 +29,6 @@ def callers(client: TestClient) -> Callers:
 def _submitter_has_finished() -> Iterator[None]:
     """What a test has handed over is published before the next one empties the tables; no test leaves a connection."""
     yield
-    if left := submitter._ours.submitter:
+    if left := submitter.made:
         left.flush()
         left._engine.dispose()

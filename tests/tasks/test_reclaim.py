@@ -211,6 +211,20 @@ def test_a_heartbeat_that_finds_its_lease_gone_says_so(ledger: ServersOfTests) -
         assert not held.is_good
 
 
+def test_a_lease_that_somebody_has_in_hand_keeps_no_other_from_being_renewed(ledger: ServersOfTests) -> None:
+    in_hand, other = claimed(submitted(1)), claimed(submitted(1))
+    now = time.monotonic()
+    with (
+        heartbeat().holding(in_hand.token, now) as waits,
+        heartbeat().holding(other.token, now) as renewed,
+        engine().begin() as settling,
+    ):
+        settling.execute(text("DELETE FROM task_lease WHERE token = :token"), {"token": in_hand.token})
+        heartbeat().beat()
+        assert (renewed.is_lost, renewed.deadline > now) == (False, True)
+        assert (waits.is_lost, waits.deadline) == (False, now)
+
+
 def test_a_killed_child_is_taken_over_at_once_by_its_parent(ledger: ServersOfTests) -> None:
     ids = submitted(1)
     children = {os.getpid()}

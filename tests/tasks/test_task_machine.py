@@ -256,8 +256,8 @@ class Life(RuleBasedStateMachine):
     @rule(claimed=claims)
     def renew(self, claimed: Claimed) -> None:
         with self.engine.begin() as connection:
-            kept = connection.execute(RENEW, {"tokens": [claimed.token], "lease_seconds": LEASE}).scalars().all()
-        assert kept == [claimed.token] * (claimed.token in self.leases)
+            kept = connection.execute(RENEW, {"tokens": [claimed.token], "lease_seconds": LEASE}).all()
+        assert kept == [(claimed.token, True)] * (claimed.token in self.leases)
         if kept:
             self.leases[claimed.token] = self.now + LEASE / HOUR
 
