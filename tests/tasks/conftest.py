@@ -14,13 +14,14 @@ from typing import Any
 import kombu.pools
 import pytest
 
-from outbox import submitter
+import failpoint
+from outbox.submitter import submitter
 from tasks import pace
 from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, WorkerNode
 from tests.nodes.shared import SharedNodes, SharedRabbit
 from tests.servers import ServersOfTests
 from tests.tasks.celery_settings import celery_settings
-from tests.tasks.deliveries import BatchClock
+from tests.tasks.deliveries import BatchClock, clean_sink
 from tests.tasks.held import Held
 
 RABBITMQ = pytest.param("celery_rabbitmq_broker", marks=pytest.mark.guarantee)
@@ -60,9 +61,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> BatchClock:
 def _submitter_has_finished() -> Iterator[None]:
     """What a test has handed over is published before the next one empties the tables; no test leaves a connection."""
     yield
-    if left := submitter._ours.submitter:
+    if left := submitter.made:
         left.flush()
         left._engine.dispose()
+
+
+@pytest.fixture
+def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
+    """The stack with the handlers of tests and their sink, for tests that need no worker."""
+    with clean_sink():
+        yield stack
+    failpoint.arm()
 
 
 @pytest.fixture

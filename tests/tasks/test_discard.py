@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy.orm import Session
@@ -13,16 +12,11 @@ from tasks import dead_letters
 from tasks.discard import NothingToDiscard, discard
 from tasks.task import Task
 from tasks.views import UnknownTask
-from tests.servers import ServersOfTests
-from tests.tasks.deliveries import audits, clean_sink, delivered, inserting, leases, scalar, scripted, submitted
+from tests.tasks.deliveries import audits, delivered, inserting, leases, scalar, scripted, submitted
 from tests.tasks.door import manage
 from tests.tasks.work import effects, insert, rings, task, transitions
 
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def test_a_task_that_waits_is_discarded_and_its_ring_finds_nothing() -> None:

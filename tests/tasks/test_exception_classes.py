@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
 
-import failpoint
 from tasks import Discard, Snooze
 from tasks.registry import BadHandler, handler
 from tasks.task import Task
-from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     change,
-    clean_sink,
     delivered,
     handled,
     submitted,
@@ -23,12 +19,7 @@ from tests.tasks.deliveries import (
 from tests.tasks.outside import TYPE, ran, state
 from tests.tasks.work import OnPurpose, insert, rings, task
 
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
-    failpoint.arm()
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 class Business(Exception): ...

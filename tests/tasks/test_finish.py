@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-import failpoint
 import metrics
 from tasks import Discard, Finish, Permanent, Snooze
 from tasks.task import Task
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     audits,
-    clean_sink,
     delivered,
     handled,
     leases,
@@ -29,12 +26,7 @@ from tests.tasks.lost_workers import killed, taken_over
 from tests.tasks.outside import TYPE, ran, state
 from tests.tasks.work import OnPurpose, effects, insert, task
 
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
-    failpoint.arm()
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def test_a_finish_commits_with_succeeded_and_its_result() -> None:

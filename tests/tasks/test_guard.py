@@ -23,7 +23,6 @@ from tests.tasks.deliveries import (
     at_commit,
     change,
     claimed,
-    clean_sink,
     counted,
     delivered,
     handled,
@@ -37,12 +36,7 @@ from tests.tasks.deliveries import (
 from tests.tasks.work import effects, insert, rings, rows, task, transitions
 
 CLOCK_IS_HELD = text("LOCK TABLE ledger_clock IN ACCESS EXCLUSIVE MODE")
-
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.fixture

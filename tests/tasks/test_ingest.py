@@ -20,13 +20,11 @@ from tasks import Discard, Permanent, Snooze
 from tasks.batch import Batch
 from tasks.registry import find
 from tasks.task import Task
-from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     are_well,
     at_commit,
     audits,
     claimed,
-    clean_sink,
     counted,
     delivered,
     handled,
@@ -45,13 +43,7 @@ from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
 OPEN_TRANSACTIONS = """
     SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'celeriac' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"""
-
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
-    failpoint.arm()
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.fixture

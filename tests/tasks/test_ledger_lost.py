@@ -24,7 +24,6 @@ from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     are_well,
     audits,
-    clean_sink,
     delivered,
     handled,
     inserting,
@@ -66,10 +65,7 @@ class Line(Proxy):
             target.sendall(data)
 
 
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.fixture

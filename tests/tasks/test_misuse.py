@@ -14,17 +14,12 @@ from models.engine import engine
 from tasks.handler_session import TransactionMisused
 from tasks.task import Task
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import are_well, clean_sink, delivered, inserting, leases, scalar, scripted, submitted
+from tests.tasks.deliveries import are_well, delivered, inserting, leases, scalar, scripted, submitted
 from tests.tasks.work import insert, rows, task
 
 Misuse = Callable[[Task, Any], Any]
 BAD: Final = 2  # its place in a batch of five
-
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 class _Base(DeclarativeBase):
@@ -39,7 +34,7 @@ class Positive(_Base):
 
 
 @pytest.fixture
-def positive() -> Iterator[None]:
+def positive(ledger: ServersOfTests) -> Iterator[None]:
     with engine().begin() as connection:
         connection.execute(text("CREATE TABLE test_positive (n integer CHECK (n > 0))"))
     yield

@@ -6,13 +6,12 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
-import failpoint
 import settings
 from models.engine import at_once, engine
 from tasks import Finish, LeaseLost
@@ -25,7 +24,6 @@ from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     audits,
     change,
-    clean_sink,
     delivered,
     handled,
     leases,
@@ -40,13 +38,7 @@ from tests.tasks.work import OnPurpose, effects, insert
 OPEN = """SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'celeriac' AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"""
 DISCARDED = "status = 'DISCARDED', lease_token = NULL, finished_at = ledger_now()"
-
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
-    failpoint.arm()
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def wait_for_ever() -> None:

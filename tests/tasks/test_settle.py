@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,7 +35,6 @@ from tests.tasks.deliveries import (
     audits,
     change,
     claimed,
-    clean_sink,
     delivered,
     handled,
     inserting,
@@ -61,12 +59,7 @@ EVERY_OUTCOME: list[Outcome] = [
     Isolated("lost"),
 ]
 LETTERS = "SELECT destination, payload, status FROM outbox_event WHERE payload ? 'dead' ORDER BY id"
-
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.fixture

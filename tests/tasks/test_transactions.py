@@ -22,7 +22,6 @@ from tests.tasks.deliveries import (
     are_well,
     audits,
     change,
-    clean_sink,
     counted,
     delivered,
     handled,
@@ -40,16 +39,11 @@ from tests.tasks.work import INTO_SINK, OnPurpose, effects, rows, task, transiti
 Script = Callable[[Task, Any], Any]
 BAD: Final = 2  # its place in a batch of five
 TOUCH: Final = text("UPDATE ingest_task SET context = '{}' WHERE id = :id")
-
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.fixture
-def checked_at_commit() -> Iterator[None]:
+def checked_at_commit(ledger: ServersOfTests) -> Iterator[None]:
     """A table whose constraint is looked at by COMMIT, and not before."""
     with engine().begin() as connection:
         connection.execute(text("CREATE TABLE test_late (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tasks import Snooze
 from tasks.outcomes import Retry, outcome_of, outcome_of_result
-from tests.servers import ServersOfTests
-from tests.tasks.deliveries import are_well, clean_sink, delivered, inserting, raising, scripted
+from tests.tasks.deliveries import are_well, delivered, inserting, raising, scripted
 from tests.tasks.work import OnPurpose, task
 
 
@@ -93,12 +91,7 @@ BAD_ERRORS: dict[str, Exception] = {
     "a group": ExceptionGroup("several", [OnPurpose("a"), ExceptionGroup("more", [Unspeakable(), ValueError("\x00")])]),
     "with notes": noted(),
 }
-
-
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink():
-        yield stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.mark.parametrize("result", BAD_RESULTS.values(), ids=BAD_RESULTS)
