@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -13,43 +12,25 @@ import pytest
 from sqlalchemy import text
 
 import settings
-from bench.scratch import scratch_servers
 from chaos.workers import Program, worker
 from models.engine import engine
 from outbox.submitter import submitter
 from tasks import ticks
-from tests.app import point_app_at
 from tests.tasks.order_handlers import CREATE
 from tests.tasks.ordering import check_order, submit_all
+from tests.tasks.own_servers import own_servers
 from tests.tasks.work import rows
-
-QUICK = {
-    "INGEST_HANDLERS": "tests.tasks.order_handlers",
-    "INGEST_LEASE_SECONDS": "3",
-    "INGEST_RING_GRACE_MS": "1000",
-    "OUTBOX_SUBMIT_LEASE_SECONDS": "1",
-}
 
 
 @pytest.fixture
-def own_servers() -> Iterator[settings.Settings]:
-    before = dict(os.environ)
-    os.environ.update(QUICK)
-    try:
-        with scratch_servers() as current:
-            point_app_at(current.broker_url)
-            with engine().begin() as connection:
-                connection.execute(CREATE)
-            yield current
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        settings.current.cache_clear()
+def quick() -> Iterator[settings.Settings]:
+    with own_servers({"INGEST_HANDLERS": "tests.tasks.order_handlers"}, CREATE) as current:
+        yield current
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("own_servers")
+@pytest.mark.usefixtures("quick")
 def test_no_inversion_in_five_thousand_tasks_of_a_hundred_keys_with_real_workers(tmp_path: Path) -> None:
     dice = random.Random(5000)
     programs = [start(tmp_path, name) for name in ("one", "two")]

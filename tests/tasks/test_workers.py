@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import uuid
@@ -15,7 +14,6 @@ import pytest
 from sqlalchemy import text
 
 import settings
-from bench.scratch import scratch_servers
 from chaos.handlers import CREATE
 from chaos.workers import Program, wait_until, worker
 from embedded.home import Home
@@ -26,41 +24,23 @@ from embedded.stack import embedded_servers
 from models.engine import engine, sessions
 from outbox.submitter import submitter
 from tasks import NewTask, submit_many, ticks
-from tests.app import point_app_at
+from tests.tasks.own_servers import own_servers
 from tests.tasks.work import rows, transitions
 
-QUICK = {
-    "INGEST_HANDLERS": "chaos.handlers",
-    "INGEST_LEASE_SECONDS": "3",
-    "INGEST_RING_GRACE_MS": "1000",
-    "INGEST_RETRY_BASE_BACKOFF_MS": "0",
-    "OUTBOX_SUBMIT_LEASE_SECONDS": "1",
-}
-
+VARIABLES = {"INGEST_HANDLERS": "chaos.handlers", "INGEST_RETRY_BASE_BACKOFF_MS": "0"}
 RESTARTED: list[Running] = []
 
 
 @pytest.fixture(scope="module")
-def own_servers() -> Iterator[settings.Settings]:
-    """Servers of their own, since time is not moved here: leases are short instead."""
-    before = dict(os.environ)
-    os.environ.update(QUICK)
-    try:
-        with scratch_servers() as current:
-            point_app_at(current.broker_url)
-            with engine().begin() as connection:
-                connection.execute(CREATE)
-            yield current
-    finally:
-        for part in RESTARTED:
-            part.exit_code()
-        os.environ.clear()
-        os.environ.update(before)
-        settings.current.cache_clear()
+def quick() -> Iterator[settings.Settings]:
+    with own_servers(VARIABLES, CREATE) as current:
+        yield current
+    for part in RESTARTED:
+        part.exit_code()
 
 
 @pytest.fixture(autouse=True)
-def emptied(own_servers: settings.Settings) -> None:
+def emptied(quick: settings.Settings) -> None:
     with engine().begin() as connection:
         connection.execute(
             text(
@@ -190,11 +170,11 @@ def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(star
 
 
 @pytest.mark.slow
-def test_a_database_that_is_restarted_in_the_middle_costs_no_effect(start: Any, own_servers: settings.Settings) -> None:
+def test_a_database_that_is_restarted_in_the_middle_costs_no_effect(start: Any, quick: settings.Settings) -> None:
     start("worker")
     submitted(60, seconds=0.1)
     wait_until(lambda: len(rows(where="status = 'SUCCEEDED'")) >= 10, "some have succeeded", seconds=30)
-    restart_postgres(Home(own_servers.celeriac_home))
+    restart_postgres(Home(quick.celeriac_home))
     await_all(seconds=90)
     assert effects() == [(60, 60)]
     assert not rows(where="status = 'DEAD'")

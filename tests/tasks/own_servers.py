@@ -1,0 +1,33 @@
+"""Servers of their own for tests with real workers: time is not moved there, leases are short instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import TextClause
+
+import settings
+from bench.scratch import scratch_servers
+from models.engine import engine
+from tests.app import point_app_at
+
+QUICK = {"INGEST_LEASE_SECONDS": "3", "INGEST_RING_GRACE_MS": "1000", "OUTBOX_SUBMIT_LEASE_SECONDS": "1"}
+
+
+@contextmanager
+def own_servers(variables: dict[str, str], create: TextClause) -> Iterator[settings.Settings]:
+    """With these variables set, here and in what is started, and a table for effects."""
+    before = dict(os.environ)
+    os.environ.update(QUICK | variables)
+    try:
+        with scratch_servers() as current:
+            point_app_at(current.broker_url)
+            with engine().begin() as connection:
+                connection.execute(create)
+            yield current
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        settings.current.cache_clear()
