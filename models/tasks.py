@@ -157,7 +157,9 @@ class TaskLease(Base):
     queue: Mapped[str]
     priority: Mapped[int] = mapped_column(SmallInteger)
     claimed_at: Mapped[Stamp]
-    rung_at: Mapped[datetime | None]  # of the latest of the tasks that its own message named
+    rung_at: Mapped[
+        datetime | None
+    ]  # of the latest of the tasks that its own message named, of those that were rung once
 
 
 class RingHorizon(Base):
