@@ -113,7 +113,8 @@ class Batch:
                     self._together(held)
                 self._one_by_one(held)
             except (SystemExit, KeyboardInterrupt) as stopped:
-                self.unsettled.give_back([(task, outcome_of(stopped)) for task in self.unsettled])
+                given_back = Released(f"the worker stopped: {type(stopped).__name__}")
+                self.unsettled.give_back([(task, given_back) for task in self.unsettled])
                 raise
             except (LedgerLost, Unreachable) as error:
                 logger.warning("the ledger was lost: %s", error)

@@ -28,6 +28,7 @@ from tasks.outcomes import (
 )
 from tasks.registry import Handler
 from tasks.steps import StepsLost
+from tasks.stopping import is_worker_stopping
 from tasks.task import Task
 
 SERIALIZATION_FAILURES: Final = {"40001", "40P01"}  # never a task's fault, and gone the next time (P14)
@@ -41,8 +42,7 @@ class Repeat(Exception):
 def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held, limit: SoftLimit) -> list[Outcome]:
     """One outcome for each task; of a handler of many that failed, the same for all.
 
-    Raises `Repeat` and `LedgerLost`, which are no task's outcome. What ends a process (SystemExit, Ctrl-C) goes
-    through.
+    Raises `Repeat` and `LedgerLost`, which are no task's outcome. What ends this process goes through.
     """
     try:
         with _hard_limit(handler, held):
@@ -52,9 +52,9 @@ def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held
         if result is None:
             return [DONE] * len(tasks)
         return [outcome_of_result(each) for each in (_each_of(result, tasks) if handler.many else [result])]
-    except (SystemExit, KeyboardInterrupt):
-        raise
     except BaseException as error:
+        if is_worker_stopping(error):
+            raise
         return [_failed(error, db, handler)] * len(tasks)
 
 
@@ -65,9 +65,9 @@ def call_outside(handler: Handler, task: Task, held: Held, limit: SoftLimit) -> 
             result = limit.call(handler.function, task)
             failpoint("ingest.in_handler")
         return result if isinstance(result, Finish) else outcome_of_result(result)
-    except (SystemExit, KeyboardInterrupt):
-        raise
     except BaseException as error:
+        if is_worker_stopping(error):
+            raise
         return _failed(error, None, handler)
 
 

@@ -5,8 +5,8 @@
     raise Discard(why)      not needed any more: final, and no failure
     raise Permanent(why)    will never work: DEAD at once
     raise TryLater(why, s)  a failure as any other, tried again after so many seconds at least
-    any other Exception     Retry, or Dead with the last attempt
-    SystemExit, Ctrl-C      Released: the worker stops, another one runs it
+    anything else           Retry, or Dead with the last attempt
+    (a worker that stops)   Released: another one runs it
 
 `return Snooze(60)` means the same as raising it. `tasks/settle.py` writes each of these down.
 
@@ -168,8 +168,8 @@ def outcome_of_result(result: Any) -> Outcome:
         return Retry(Failure.of(error, ErrorCode.BAD_RESULT))
 
 
-def outcome_of(error: BaseException) -> Outcome:  # noqa: PLR0911 - one each
-    """What an exception out of a handler means. Whatever does not end a process is a failure (P12)."""
+def outcome_of(error: BaseException) -> Outcome:
+    """What an exception out of a handler means. Whatever is no verdict is a failure (P12)."""
     match error:
         case Snooze(seconds=seconds):
             return Snoozed(seconds)
@@ -179,8 +179,6 @@ def outcome_of(error: BaseException) -> Outcome:  # noqa: PLR0911 - one each
             return Dead(Failure.of(error, ErrorCode.PERMANENT))
         case TryLater(seconds=seconds):
             return Retry(Failure.of(error), seconds)
-        case SystemExit() | KeyboardInterrupt():
-            return Released(f"the worker stopped: {type(error).__name__}")
         case LeaseLost():  # where nobody has taken it over: as reclaim would have charged it, or it ran for ever (P5)
             return Retry(Failure.of(error, ErrorCode.LEASE_LOST))
         case _:

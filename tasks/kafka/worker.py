@@ -30,6 +30,7 @@ from tasks.kafka.intake import MOST_IDS, Intake
 from tasks.logs import configure_logging
 from tasks.pace import smallest_batch
 from tasks.registry import handlers
+from tasks.stopping import WorkerStops
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Worker:
             threading.Thread(target=_nag, name="kafka-nag", daemon=True).start()
         while frame is not None:
             if frame.f_code is call.__code__:
-                raise SystemExit(0)
+                raise WorkerStops(0)
             frame = frame.f_back
 
 

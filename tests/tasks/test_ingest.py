@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -124,6 +125,13 @@ def test_a_failed_batch_takes_four_statements_for_each_and_no_more() -> None:
     assert len(sent) == 1 + begun + 10 + 9 + 1 + 1
 
 
+@pytest.fixture
+def told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a child that has got its signal."""
+    monkeypatch.setattr("tasks.stopping.terminate_handler_fired", lambda: True)
+
+
+@pytest.mark.usefixtures("told_to_end")
 @pytest.mark.parametrize("stop", [SystemExit(0), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_worker_that_stops_gives_everything_back_and_burns_nothing(stop: BaseException, place: int) -> None:
@@ -139,6 +147,7 @@ def test_a_worker_that_stops_gives_everything_back_and_burns_nothing(stop: BaseE
     assert rings()[-1].due_at is None
 
 
+@pytest.mark.usefixtures("told_to_end")
 def test_a_worker_that_stops_one_by_one_keeps_what_is_settled() -> None:
     ids = inserting({0: raising(OnPurpose()), 3: raising(SystemExit())}, 5)
     with pytest.raises(SystemExit):
@@ -148,12 +157,39 @@ def test_a_worker_that_stops_one_by_one_keeps_what_is_settled() -> None:
     assert leases() == 0
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()], ids=repr)
-def test_what_is_no_exception_and_ends_no_process_is_a_failure(error: BaseException) -> None:
-    """It would be given back for ever, and burn nothing."""
-    ids = inserting({1: raising(error)}, 3)
-    delivered(ids)
-    assert rows() == [("SUCCEEDED", 0), ("RETRYING", 1), ("SUCCEEDED", 0)]
+@pytest.fixture
+def deaf_to_keys() -> Iterator[None]:
+    """As in a child of a worker: Ctrl-C is its parent's matter."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+NO_EXCEPTIONS = [asyncio.CancelledError(), GeneratorExit(), SystemExit(1), KeyboardInterrupt()]
+
+
+@pytest.mark.usefixtures("deaf_to_keys")
+@pytest.mark.parametrize("transactional", [True, False])
+@pytest.mark.parametrize("error", NO_EXCEPTIONS, ids=repr)
+def test_what_is_no_exception_but_the_handlers_own_is_a_failure(error: BaseException, transactional: bool) -> None:
+    """It would be given back for ever, burn nothing, and end a process each time."""
+
+    def outside(each: Task) -> None:
+        if each.payload == 1:
+            raise error
+
+    def inside(each: Task, _db: Any) -> None:
+        outside(each)
+
+    with handled(
+        "test.exit", inside if transactional else outside, transactional=transactional, max_attempts=2, backoff=[0]
+    ):
+        ids = submitted(3, "test.exit", lambda n: n)
+        delivered(ids)
+        assert rows() == [("SUCCEEDED", 0), ("RETRYING", 1), ("SUCCEEDED", 0)]
+        delivered(ids)
+    assert rows() == [("SUCCEEDED", 0), ("DEAD", 2), ("SUCCEEDED", 0)]
+    assert str(task(ids[1])["error_message"]).startswith(type(error).__name__)
 
 
 def test_a_batch_starts_no_task_after_half_its_lease_and_gives_the_rest_back() -> None:
@@ -277,6 +313,7 @@ def test_a_handler_that_is_not_transactional_starts_nothing_after_half_its_lease
     run_late(ids[:1])
 
 
+@pytest.mark.usefixtures("told_to_end")
 def test_a_worker_that_stops_elsewhere_gives_the_rest_back() -> None:
     def stop(each: Task) -> None:
         if each.payload == 1:
