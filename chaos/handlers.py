@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Final
 
@@ -19,3 +20,5 @@ def effect(task: Task, db: Session) -> None:
     """Takes a while, so that there is time to be killed in."""
     db.execute(INSERT, {"task_id": task.id})
     time.sleep(float(task.payload.get("seconds", 0)))
+    if task.payload.get("ends_its_process"):
+        os._exit(1)

@@ -31,17 +31,20 @@ SILENT_BEATS: Final = 4  # as `manage.py check` counts
 
 
 class Attendant:
-    """Of one worker. `children` says which processes its pool has now."""
+    """Of one worker. `children` says which processes its pool has now, `born` which it has got since."""
 
-    def __init__(self, children: Callable[[], set[int]], *, runs_ticks: bool) -> None:
+    def __init__(
+        self, children: Callable[[], set[int]], *, born: Callable[[], set[int]] = set, runs_ticks: bool
+    ) -> None:
         self.children = children
+        self.born = born
         self.runs_ticks = runs_ticks
         self._known: set[int] = set()
         self._lost: dict[int, int] = {}  # and how often they are still looked after
         self._started_at = time.monotonic()
         self._due_at = dict.fromkeys(ticks.TICKS, 0.0)
         self._look_at_beat_at = 0.0
-        self._complained = False
+        self._complained: set[str] = set()
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -52,26 +55,29 @@ class Attendant:
         self._stopped.set()
 
     def look(self) -> None:
-        """Once."""
-        self._take_over_from_lost_children()
+        """Once, at each: one that fails does not keep us from the other."""
+        self._try("after children", self._take_over_from_lost_children)
         if self.runs_ticks:
-            self._tick_for_beat()
+            self._try("after beat", self._tick_for_beat)
 
     def _run(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
-            try:
-                self.look()
-                self._complained = False
-            except Exception as error:  # the next look may succeed, and there is nobody to tell
-                if not self._complained:
-                    logger.warning("the attendant could not look: %s", str(error).partition("\n")[0])
-                self._complained = True
+            self.look()
+
+    def _try(self, what: str, look: Callable[[], None]) -> None:
+        try:
+            look()
+            self._complained.discard(what)
+        except Exception as error:  # the next look may succeed, and there is nobody to tell
+            if what not in self._complained:
+                logger.warning("the attendant could not look %s: %s", what, str(error).partition("\n")[0])
+            self._complained.add(what)
 
     def _take_over_from_lost_children(self) -> None:
         """More than once: a lease that somebody is locking at this moment is left out."""
-        now = self.children()
-        lost = {pid for pid in self._known - now if not psutil.pid_exists(pid)}
-        self._known = (self._known | now) - lost
+        self._known |= self.children() | self.born()
+        lost = {pid for pid in self._known if _has_ended(pid)}
+        self._known -= lost
         self._lost |= dict.fromkeys(lost, LOOKS_AFTER_LOST)
         current = settings.current()
         if self._lost and current.ingest_reclaim_enabled:
@@ -100,3 +106,11 @@ class Attendant:
         if age is None:
             return now - self._started_at > longest
         return age.total_seconds() > longest
+
+
+def _has_ended(pid: int) -> bool:
+    """Also if nobody has fetched its exit code yet: the pool looks at that every five seconds."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

@@ -16,11 +16,13 @@ from celery import Celery, signals
 
 import metrics
 import settings
+from tasks.births import Births
 from tasks.first_words import a_sentence_for_whoever_typed
 from tasks.logs import configure_logging
 from tasks.program import is_celery_program
 
 logger = logging.getLogger(__name__)
+_births: list[Births] = []  # of this process, if it is a worker
 
 
 def _close_flower() -> None:
@@ -73,14 +75,23 @@ def _serve_metrics(**_: Any) -> None:
         metrics.serve(port)
 
 
+@signals.worker_init.connect
+def _expect_children(**_: Any) -> None:
+    _births.append(Births())
+
+
 @signals.worker_ready.connect
 def _start_attendant(sender: Any, **_: Any) -> None:
     """Only where children are processes: a pool of threads dies as a whole."""
     from tasks.attendant import Attendant  # noqa: PLC0415 - as above
 
-    pool = sender.pool
+    pool, births = sender.pool, _births[-1]
     runs_ticks = "system" in app.amqp.queues.consume_from and settings.current().worker_run_ticks
-    Attendant(lambda: set(pool.info.get("processes") or ()), runs_ticks=runs_ticks).start()
+
+    def children() -> set[int]:  # one that is about to start has no pid yet
+        return {pid for pid in pool.info.get("processes") or () if pid}
+
+    Attendant(children, born=births.heard, runs_ticks=runs_ticks).start()
 
 
 @signals.worker_process_init.connect
@@ -88,6 +99,8 @@ def _start_child(**_: Any) -> None:
     from models.engine import forget_inherited_connections  # noqa: PLC0415 - as above
 
     forget_inherited_connections()
+    for births in _births:
+        births.tell()
     gc.freeze()  # a worker has loaded 100,000 objects, which no collection need look at again
 
 

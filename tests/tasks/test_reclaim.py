@@ -22,6 +22,7 @@ from models.engine import engine, forget_inherited_connections, sessions
 from tasks import NewTask, Task, guard, handler, submit_many
 from tasks.actor import HOST, actor
 from tasks.attendant import Attendant
+from tasks.births import Births
 from tasks.heartbeat import heartbeat
 from tasks.ingest import ingest
 from tasks.reclaim import Reclaimed, take_over
@@ -236,11 +237,10 @@ def test_a_killed_child_is_taken_over_at_once_by_its_parent(ledger: ServersOfTes
         ingest(engine(), ids)
         os._exit(1)
     children.add(pid)
-    attendant.look()
-    os.waitpid(pid, 0)
-    children.discard(pid)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its parent has yet to fetch its exit code
     attendant.look()
     assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "worker_lost")]
+    os.waitpid(pid, 0)
 
 
 def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked_is_not_forgotten() -> None:
@@ -261,10 +261,35 @@ def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked
     assert rows("status, error_code") == [("RETRYING", "worker_lost")]
 
 
-def gone() -> int:
+def test_a_child_that_was_born_and_died_between_two_looks_is_taken_over_at_once() -> None:
+    births = Births()
+    attendant = Attendant(set, born=births.heard, runs_ticks=False)
+    pid = gone(births.tell)
+    with engine().connect() as connection:
+        guard.claim(connection, submitted(1), handlers=handlers(), holder=f"{HOST}:{pid}", lease_seconds=LEASE)
+    attendant.look()
+    assert rows("status, error_code") == [("RETRYING", "worker_lost")]
+    assert births.heard() == set()
+
+
+def test_an_attendant_that_cannot_look_after_children_still_ticks(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr("tasks.ticks.run", ran.append)
+    attendant = Attendant(lambda: 1 / 0, runs_ticks=True)  # type: ignore[arg-type, return-value]
+    with engine().begin() as connection:
+        record_tick(connection, BEAT, holder="beat")
+    move(ledger, 21)
+    attendant.look()
+    assert sorted(ran) == ["prune", "reclaim", "relay"]
+
+
+def gone(before: Callable[[], None] = lambda: None) -> int:
     """The pid of a process that has ended."""
     pid = os.fork()
     if pid == 0:
+        before()
         os._exit(0)
     os.waitpid(pid, 0)
     return pid

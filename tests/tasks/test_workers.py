@@ -64,9 +64,13 @@ def start(tmp_path: Path) -> Iterator[Any]:
         program.kill()
 
 
-def submitted(count: int, seconds: float = 0) -> list[uuid.UUID]:
+def submitted(
+    count: int, seconds: float = 0, *, ends_its_process: int | None = None, max_attempts: int = 50
+) -> list[uuid.UUID]:
+    """One of them, by number, may end the process that runs it."""
+    payloads = [{"seconds": seconds, "ends_its_process": n == ends_its_process} for n in range(count)]
     with sessions()() as session:
-        new = [NewTask("chaos.effect", {"seconds": seconds}, max_attempts=50) for _ in range(count)]
+        new = [NewTask("chaos.effect", payload, max_attempts=max_attempts) for payload in payloads]
         ids = [each.task_id for each in submit_many(session, new)]
         session.commit()
     assert submitter().flush(10)
@@ -167,6 +171,18 @@ def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(star
     assert effects() == [(10, 10)]
     messages = {message for id_ in rows("id") for (message,) in transitions(id_[0], "message") if message}
     assert any(f"{socket.gethostname()}:{victim.pid} was lost" in message for message in messages)
+
+
+@pytest.mark.guarantee
+def test_a_task_that_ends_its_process_dies_of_its_own_attempts_within_no_lease_and_alone(start: Any) -> None:
+    """Without beat, and under a lease of minutes: each child that it ends may be a second old."""
+    start("mortal", INGEST_LEASE_SECONDS="300")
+    ids = submitted(10, ends_its_process=6, max_attempts=3)
+    poison = ids[6]
+    wait_until(lambda: not rows(where="status NOT IN ('SUCCEEDED', 'DEAD')"), "all are final", seconds=60)
+    assert rows("status, attempt_count, error_code", f"id = '{poison}'") == [("DEAD", 3, "worker_lost")]
+    assert set(rows("status, attempt_count", f"id <> '{poison}'")) == {("SUCCEEDED", 0)}
+    assert effects() == [(9, 9)]
 
 
 @pytest.mark.slow
