@@ -28,6 +28,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         by_kafka = set(settings.ingest_queues) if settings.ingest_queue == "kafka" else set()
         yield from _queues(consumed, declared, declared - by_kafka)
     yield _beat()
+    yield from _ticks()
 
 
 def _queues(consumed: dict[str, set[str]], declared: set[str], needed: set[str] | None = None) -> Iterator[Finding]:
@@ -58,3 +59,18 @@ def _beat() -> Finding:
     if age.total_seconds() > LATE_TICKS * BEAT_SEEN_SECONDS:
         return warn("beat", f"was last seen {age.total_seconds():.0f} s ago", remedy)
     return ok("beat", f"seen {age.total_seconds():.1f} s ago")
+
+
+def _ticks() -> Iterator[Finding]:
+    """Whoever runs them fails in a log that nobody reads; what they do not do shows only later."""
+    from tasks.tick_rows import failed_ticks  # noqa: PLC0415 - as above
+
+    try:
+        with engine().connect() as connection:
+            failed = failed_ticks(connection)
+    except ProgrammingError:
+        return  # of a ledger without a schema is said enough
+    for name, error in failed.items():
+        yield fail(f"tick.{name}", f"failed the last time: {error}", "see the log of the worker that ran it")
+    if not failed:
+        yield ok("ticks", "ended well the last time")

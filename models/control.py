@@ -45,7 +45,7 @@ class ShardLease(Base):
 
 
 class Tick(Base):
-    """The single flight of a tick (P24). `holder` outlives the lease: it says who ran last."""
+    """The single flight of a tick (P24). `holder` and `error` outlive the lease: who ran last, and how that ended."""
 
     __tablename__ = "tick"
     __table_args__ = (lease_check(),)
@@ -56,6 +56,7 @@ class Tick(Base):
     lease_until: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    error: Mapped[str | None]  # None: it ended well
 
 
 class QueuePause(Base):

@@ -10,17 +10,31 @@ from psycopg2.extensions import new_type, register_type
 from sqlalchemy.pool import ConnectionPoolEntry
 
 
+class Unreadable(str):
+    """JSON that PostgreSQL holds and Python cannot: a number of 5,000 digits, 3,000 levels. As it is written.
+
+    Whoever reads a batch must not fail over one of its rows.
+    """
+
+
 def read_json(written: str) -> Any:
     """With nothing around it: `json.loads` spends more time on looking for that. Only `json` keeps what was there."""
     try:
         return _DECODER.raw_decode(written)[0]
-    except json.JSONDecodeError:
-        return _DECODER.decode(written)
+    except (ValueError, RecursionError):
+        return _read_with_care(written)
 
 
 def read_ids(connection: Any, _record: ConnectionPoolEntry) -> None:
     """On this connection, from now on."""
     register_type(_ID, connection)
+
+
+def _read_with_care(written: str) -> Any:
+    try:
+        return _DECODER.decode(written)
+    except (ValueError, RecursionError):
+        return Unreadable(written)
 
 
 def _read_id(written: str | bytes | None, _cursor: Any) -> UUID | None:

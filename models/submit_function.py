@@ -3,9 +3,9 @@
     SELECT ingest_submit('invoice.import', '{"invoice": 17}', 'invoice 17');
 
 Same rules as `tasks/submit.py`: the id of a key is the same (P10), the first transition and the ring are written with
-the task. SQLSTATE CL409: the key belongs to a task with another payload. CL400: the type or the key cannot be used.
-CL413: the payload is too large. A type is not looked up: the database knows no handlers. A task without a known handler
-waits, and `manage.py show` says so.
+the task. SQLSTATE CL409: the key belongs to a task with another payload. CL400: the type, the key, the time or the
+payload cannot be used. CL413: the payload is too large. A type is not looked up: the database knows no handlers. A task
+without a known handler waits, and `manage.py show` says so.
 
 `ingest_submit_task` does the work, for this lane and for a single task of the other: the plans of a function are kept
 with the connection, and planning would cost more than the three inserts.
@@ -123,6 +123,27 @@ BEGIN
 END $$
 """
 
+# What Python refuses (`outbox/canonical.py`) or cannot read. It walks only through what could be wrong.
+PAYLOAD_FAULT: Final = """
+CREATE FUNCTION ingest_payload_fault(payload jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    written text := CAST(payload AS text);
+BEGIN
+    IF length(written) - length(translate(written, '[{', '')) > 64 AND jsonb_path_exists(payload,
+            'strict $.**{64 to last} ? (@.type() == "object" || @.type() == "array")') THEN
+        RETURN 'The payload is nested more than 64 levels deep.';
+    ELSIF length(written) - length(translate(written, ':', '')) > 10000 AND (
+            SELECT count(*) FROM jsonb_path_query(payload, 'strict $.** ? (@.type() == "object").keyvalue()')
+        ) > 10000 THEN
+        RETURN 'The payload has more than 10,000 keys.';
+    ELSIF length(written) > 4300 AND jsonb_path_exists(payload,
+            'strict $.** ? (@.type() == "number" && @.abs() >= 1e4300)') THEN
+        RETURN 'The payload has a number of more than 4,300 digits.';
+    END IF;
+    RETURN NULL;
+END $$
+"""
+
 # The lane itself. It finds its tables from any search_path.
 SUBMIT: Final = r"""
 CREATE FUNCTION ingest_submit(type text, payload jsonb, key text DEFAULT NULL, queue text DEFAULT 'ingest',
@@ -130,9 +151,12 @@ CREATE FUNCTION ingest_submit(type text, payload jsonb, key text DEFAULT NULL, q
 RETURNS uuid LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     task uuid := CASE WHEN key IS NULL THEN ingest_fresh_id() ELSE ingest_task_id(type, key) END;
+    fault text;
     answer record;
 BEGIN
     payload := coalesce(payload, 'null');
+    queue := coalesce(queue, 'ingest');
+    fault := ingest_payload_fault(payload);
     IF type IS NULL OR type !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$' THEN
         RAISE EXCEPTION USING ERRCODE = 'CL400',
             MESSAGE = 'A type is named with letters, digits and . _ : - only, at most 100.';
@@ -145,6 +169,10 @@ BEGIN
     ELSIF octet_length(CAST(payload AS text)) > 1048576 THEN
         RAISE EXCEPTION USING ERRCODE = 'CL413',
             MESSAGE = format('The payload has %s bytes, and 1048576 is the most.', octet_length(CAST(payload AS text)));
+    ELSIF fault IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400', MESSAGE = fault;
+    ELSIF run_at > '9000-01-01 00:00+00' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400', MESSAGE = 'run_at is more than a thousand years away.';
     END IF;
     SELECT * INTO answer FROM ingest_submit_task(
         task, type, payload, '{}', queue, 5, key, 10, run_at, NULL, NULL, current_user, 100, NULL, NULL, NULL,
@@ -160,10 +188,10 @@ BEGIN
 END $$
 """
 
-FUNCTIONS: Final = (PAYLOAD_SHA, TASK_ID, FRESH_ID, GIVE_WAY, KEY_LOCK, SUBMIT_TASK, SUBMIT)
+FUNCTIONS: Final = (PAYLOAD_SHA, TASK_ID, FRESH_ID, GIVE_WAY, KEY_LOCK, SUBMIT_TASK, PAYLOAD_FAULT, SUBMIT)
 NAMES: Final = (
-    "ingest_submit", "ingest_submit_task", "ingest_key_lock", "ingest_give_way", "ingest_fresh_id", "ingest_task_id",
-    "ingest_payload_sha",
+    "ingest_submit", "ingest_payload_fault", "ingest_submit_task", "ingest_key_lock", "ingest_give_way",
+    "ingest_fresh_id", "ingest_task_id", "ingest_payload_sha",
 )  # fmt: skip
 
 

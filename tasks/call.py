@@ -10,6 +10,7 @@ from typing import Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
+from models.reading import Unreadable
 from tasks.handler_session import HandlerSession, LedgerLost, TransactionMisused
 from tasks.heartbeat import Held
 from tasks.limits import SoftLimit, SoftTimeLimit
@@ -35,6 +36,10 @@ SERIALIZATION_FAILURES: Final = {"40001", "40P01"}  # never a task's fault, and 
 LONGEST_CHAIN: Final = 10
 
 
+_SENTENCE: Final = "The payload or the context cannot be read: a number is too long, or it is nested too deeply."
+UNREADABLE: Final = Dead(Failure(ErrorCode.BAD_PAYLOAD, _SENTENCE, _SENTENCE))
+
+
 class Repeat(Exception):
     """The database asked for the transaction to be repeated."""
 
@@ -44,6 +49,8 @@ def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held
 
     Raises `Repeat` and `LedgerLost`, which are no task's outcome. What ends this process goes through.
     """
+    if not all(map(_is_readable, tasks)):
+        return [UNREADABLE] * len(tasks)
     try:
         with _hard_limit(handler, held):
             result = limit.call(handler.function, list(tasks) if handler.many else tasks[0], db)
@@ -60,6 +67,8 @@ def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held
 
 def call_outside(handler: Handler, task: Task, held: Held, limit: SoftLimit) -> Outcome | Finish:
     """Outside any transaction. `Finish` is not the end yet."""
+    if not _is_readable(task):
+        return UNREADABLE
     try:
         with _hard_limit(handler, held):
             result = limit.call(handler.function, task)
@@ -69,6 +78,10 @@ def call_outside(handler: Handler, task: Task, held: Held, limit: SoftLimit) -> 
         if is_worker_stopping(error):
             raise
         return _failed(error, None, handler)
+
+
+def _is_readable(task: Task) -> bool:
+    return not isinstance(task.payload, Unreadable) and not isinstance(task.context, Unreadable)
 
 
 @contextmanager

@@ -41,9 +41,13 @@ from tasks.task import Task
 
 DUE: Final = f"{TIME} <= (SELECT at FROM clock)"
 
-# What a task is to its handler, in the order of `Task`.
-COLUMNS: Final = """id, type, payload, nullif(context, '{}') AS context, queue, priority, attempt_count, max_attempts,
-                  idempotency_key, next_retry_at, created_at, partition_key, key_seq"""
+
+def columns(content: str = "payload, nullif(context, '{}') AS context") -> str:
+    """What a task is to its handler, in the order of `Task`."""
+    return f"""id, type, {content}, queue, priority, attempt_count, max_attempts, idempotency_key, next_retry_at,
+                  created_at, partition_key, key_seq"""
+
+
 _COUNT: Final = 13
 # Its message says how far the broker has come (P8). One that was rung again may come with a message of before.
 _RUNG_ONCE: Final = "updated_at = created_at AND rung_at <= greatest(created_at, next_retry_at)"
@@ -89,7 +93,7 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
         UPDATE ingest_task
         SET status = 'RUNNING', lease_token = CAST(:token AS uuid), updated_at = (SELECT at FROM clock)
         WHERE id = ANY(ARRAY(SELECT id FROM held))
-        RETURNING {COLUMNS})
+        RETURNING {columns()})
     SELECT run.*, 'RUN' AS verdict FROM run LEFT JOIN relaxed ON true
     UNION ALL
     (SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
@@ -182,7 +186,7 @@ def claim(
 
 
 def task_of(columns: Sequence[Any]) -> Task:
-    """From a row that begins with COLUMNS."""
+    """From a row that begins with these columns."""
     return Task(columns[0], columns[1], columns[2], columns[3] or {}, *columns[4:_COUNT])
 
 

@@ -37,6 +37,7 @@ class ErrorCode(StrEnum):
     HANDLER_ERROR = "handler_error"
     PERMANENT = "permanent"
     TIMEOUT = "timeout"
+    BAD_PAYLOAD = "bad_payload"
     BAD_RESULT = "bad_result"
     WORKER_LOST = "worker_lost"
     TRANSACTION_MISUSED = "transaction_misused"

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 import metrics
 from settings import Settings
-from tasks.guard import COLUMNS, task_of
+from tasks.guard import columns, task_of
 from tasks.outcomes import ErrorCode, Failure, Retry
 from tasks.registry import Handler, handlers
 from tasks.settle import Settlement
@@ -34,9 +34,9 @@ OF_HOLDERS: Final = text("""
     SELECT token, holder, type FROM task_lease
     WHERE holder = ANY(CAST(:holders AS text[])) ORDER BY token LIMIT :leases FOR UPDATE SKIP LOCKED
 """)
-# running: what is still held under these tokens.
+# running: what is still held under these tokens, but for what it carries, which nobody needs here.
 RUNNING: Final = text(f"""
-    SELECT lease_token, {COLUMNS}
+    SELECT lease_token, {columns("NULL, NULL")}
     FROM ingest_task
     WHERE id IN (SELECT unnest(task_ids) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])))
       AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
@@ -95,8 +95,8 @@ def _take_over_some(db: Session, settings: Settings, holders: Sequence[str] | No
         return Reclaimed()
     tokens = [lease.token for lease in leases]
     running: dict[uuid.UUID, list[Task]] = {token: [] for token in tokens}
-    for token, *columns in db.execute(RUNNING, {"tokens": tokens}):
-        running[token].append(task_of(columns))
+    for token, *found in db.execute(RUNNING, {"tokens": tokens}):
+        running[token].append(task_of(found))
     charged = isolated = 0
     for lease in leases:
         tasks = running[lease.token]

@@ -11,6 +11,7 @@ from typing import Final
 from sqlalchemy import Connection, Engine, text
 
 BEAT: Final = "beat"
+ERROR_LIMIT: Final = 500
 
 # record_tick: the tick ran just now, from start to end.
 RECORD_TICK = text("""
@@ -31,14 +32,16 @@ BEGIN_TICK = text("""
     RETURNING name
 """)
 
-# end_tick: running, ours → ended now.
+# end_tick: running, ours → ended now, well or with an error.
 END_TICK = text("""
-    UPDATE tick SET lease_token = NULL, lease_until = NULL, finished_at = ledger_now()
+    UPDATE tick SET lease_token = NULL, lease_until = NULL, finished_at = ledger_now(), error = :error
     WHERE name = :name AND lease_token = :token
 """)
 
 # tick_age: how long ago a tick was last run to its end.
 TICK_AGE = text("SELECT (SELECT ledger_now()) - finished_at FROM tick WHERE name = :name")
+
+FAILED_TICKS = text("SELECT name, error FROM tick WHERE error IS NOT NULL ORDER BY name")
 
 
 def record_tick(connection: Connection, name: str, *, holder: str) -> None:
@@ -52,12 +55,21 @@ def single_flight(engine: Engine, name: str, *, holder: str, seconds: float) -> 
     with engine.begin() as connection:
         values = {"name": name, "holder": holder, "token": token, "seconds": seconds}
         began = connection.execute(BEGIN_TICK, values).first() is not None
+    said: str | None = None
     try:
         yield began
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}".partition("\n")[0][:ERROR_LIMIT]
+        raise
     finally:
         if began:
             with engine.begin() as connection:
-                connection.execute(END_TICK, {"name": name, "token": token})
+                connection.execute(END_TICK, {"name": name, "token": token, "error": said})
+
+
+def failed_ticks(connection: Connection) -> dict[str, str]:
+    """Those that ended with an error the last time, and what it said."""
+    return {name: error for name, error in connection.execute(FAILED_TICKS)}  # noqa: C416 - rows are no pairs to mypy
 
 
 def tick_age(connection: Connection, name: str) -> timedelta | None:

@@ -50,16 +50,22 @@ def _relay() -> Any:
 def _reclaim() -> dict[str, Any]:
     current = settings.current()
     found: dict[str, Any] = {}
-    if current.ingest_reclaim_enabled:
-        reclaimed = take_over(engine(), current)
-        found |= {"leases": reclaimed.leases, "charged": reclaimed.charged, "isolated": reclaimed.isolated}
+    try:
+        if current.ingest_reclaim_enabled:
+            reclaimed = take_over(engine(), current)
+            found |= {"leases": reclaimed.leases, "charged": reclaimed.charged, "isolated": reclaimed.isolated}
+    finally:  # what is wrong with a lease says nothing about rings
+        found["rungAgain"] = _ring_again(current)
+    return found
+
+
+def _ring_again(current: settings.Settings) -> int:
     lost: lost_rings.Lost | None = None
     if current.ingest_queue == "kafka":
         from tasks.kafka import lag  # noqa: PLC0415 - loads Kafka's client
 
         lost = lag.lost
-    found["rungAgain"] = lost_rings.ring_again(engine(), current, depths=broker.depths, lost=lost)
-    return found
+    return lost_rings.ring_again(engine(), current, depths=broker.depths, lost=lost)
 
 
 def _prune() -> dict[str, int]:

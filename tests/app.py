@@ -7,9 +7,11 @@ from typing import Any
 
 
 def point_app_at(broker_url: str) -> None:
-    """Whatever an earlier test has made of it: another broker, closed pools. If nobody has used it yet, it reads the
-    settings by itself.
+    """Whatever an earlier test has made of it: another broker, closed pools. If nobody has used it yet, it reads its
+    settings by itself, and they may have been loaded for that earlier test.
     """
+    if loaded := sys.modules.get("celeryconfig"):
+        vars(loaded)["broker_url"] = broker_url
     module: Any = sys.modules.get("tasks.celery")
     if module is None or not module.app.configured:
         return

@@ -18,8 +18,9 @@ from sqlalchemy.orm import Session
 
 import failpoint
 import settings
+from checks import workers
 from models.engine import engine, forget_inherited_connections, sessions
-from tasks import NewTask, Task, guard, handler, submit_many
+from tasks import NewTask, Task, guard, handler, submit_many, ticks
 from tasks.actor import HOST, actor
 from tasks.attendant import Attendant
 from tasks.births import Births
@@ -30,7 +31,8 @@ from tasks.registry import handlers
 from tasks.tick_rows import BEAT, record_tick
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.work import SCRIPTS, effects, insert, register, rings, rows, sink, task, transitions
+from tests.tasks.deliveries import raising
+from tests.tasks.work import SCRIPTS, OnPurpose, effects, insert, register, rings, rows, sink, task, transitions
 
 LEASE = 60
 
@@ -295,6 +297,22 @@ def gone(before: Callable[[], None] = lambda: None) -> int:
     return pid
 
 
+def test_what_is_wrong_with_a_lease_keeps_no_ring_from_being_rung_again_and_the_doctor_says_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(ticks, "take_over", raising(OnPurpose("no")))
+    monkeypatch.setattr("tasks.lost_rings.ring_again", lambda *_, **__: looked.append("rings"))
+    with pytest.raises(OnPurpose):
+        ticks.run("reclaim")
+    assert looked == ["rings"]
+    (found,) = workers._ticks()
+    assert (found.name, found.level, found.message) == ("tick.reclaim", "fail", "failed the last time: OnPurpose: no")
+    monkeypatch.undo()
+    ticks.run("reclaim")
+    assert [finding.level for finding in workers._ticks()] == ["ok"]
+
+
 def test_a_worker_ticks_by_itself_while_beat_is_silent(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr("tasks.ticks.run", ran.append)
@@ -341,15 +359,22 @@ def test_a_handler_that_runs_three_leases_long_keeps_its_task(
 
 def test_a_handler_that_heeds_no_limit_loses_its_process_and_its_neighbours_nothing(ledger: ServersOfTests) -> None:
     handler("test.endless", soft_limit_seconds=0.1, hard_limit_seconds=0.3, max_attempts=1)(never_ends)
-    (endless,) = submitted(1, "test.endless")
-    in_a_child(lambda: ingest(engine(), [endless]))
+    before, endless, after = (*submitted(1, "test.endless"), *submitted(1, "test.endless", "endless"),
+                              *submitted(1, "test.endless"))  # fmt: skip
+    in_a_child(lambda: ingest(engine(), [before, endless, after]))
+    later(ledger, LEASE + 1)
+    assert reclaimed().isolated == 3
+    in_a_child(lambda: ingest(engine(), [before, after, endless]))
     later(ledger, LEASE + 1)
     reclaimed()
-    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
+    assert rows("status, attempt_count, error_code", f"id = '{endless}'") == [("DEAD", 1, "worker_lost")]
+    assert set(rows("status, attempt_count", f"id <> '{endless}'")) == {("SUCCEEDED", 0)}
+    assert effects() == dict.fromkeys((before, after), 1)
 
 
-def never_ends(_task: Task, _db: Session) -> None:
-    while True:
+def never_ends(task: Task, db: Session) -> None:
+    insert(task, db)
+    while task.payload == "endless":
         try:
             time.sleep(1)
         except Exception:

@@ -135,6 +135,64 @@ def test_what_one_lane_refuses_as_type_key_or_payload_the_other_refuses_too(stra
     assert len("k" * 500) == KEY_LIMIT
 
 
+def _nested(levels: int, inner: str, kind: str) -> str:
+    opened, closed = {"array": ("[", "]"), "object": ('{"a":', "}"), "both": ('[{"a":', "}]")}[kind]
+    return opened * levels + inner + closed * levels
+
+
+PAYLOADS = {
+    "64 arrays": _nested(64, "1", "array"),
+    "65 arrays": _nested(65, "1", "array"),
+    "64 objects": _nested(64, "null", "object"),
+    "65 objects": _nested(65, "null", "object"),
+    "64 of both": _nested(32, "1", "both"),
+    "66 of both": _nested(33, "1", "both"),
+    "an empty one as the 65th": _nested(64, "[]", "array"),
+    "3000 arrays": _nested(3000, "", "array"),
+    "many brackets in text": json.dumps("[{" * 1000),
+    "many arrays side by side": json.dumps([[]] * 1000),
+    "10,000 keys": json.dumps({str(n): n for n in range(10_000)}),
+    "10,001 keys": json.dumps({str(n): n for n in range(10_001)}),
+    "10,001 keys in 2 objects": json.dumps([{str(n): n for n in range(10_000)}, {"a": 1}]),
+    "many colons in text": json.dumps([":" * 20_000]),
+    "4,300 digits": "9" * 4300,
+    "4,301 digits": "1" + "0" * 4300,
+    "4,301 digits, negative": json.dumps({"a": [0]}).replace("0", "-1" + "0" * 4300),
+    "many digits in text": json.dumps("9" * 5000),
+}
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+def test_what_one_lane_refuses_as_too_much_the_other_refuses_too(payload: str, stranger: Any) -> None:
+    expected = None if _can_be_given(payload) else BAD_TASK
+    assert _code(stranger, "test.insert", payload, None) == expected
+
+
+def _can_be_given(payload: str) -> bool:
+    try:
+        return _is_good(NewTask("test.insert", json.loads(payload)))
+    except (ValueError, RecursionError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("run_at", "code"), [("9000-01-01 00:00+00", None), ("20000-01-01", BAD_TASK), ("infinity", BAD_TASK)]
+)
+def test_a_time_that_nobody_can_show_is_refused(run_at: str, code: str | None, stranger: Any) -> None:
+    found = None
+    try:
+        stranger.execute("SELECT ingest_submit('test.insert', '1', run_at => %s)", (run_at,))
+    except psycopg2.Error as error:
+        found = error.pgcode
+    assert found == code
+
+
+def test_whoever_names_no_queue_gets_the_usual_one(stranger: Any) -> None:
+    stranger.execute("SELECT ingest_submit('test.insert', '1', NULL, NULL, NULL)")
+    stranger.connection.commit()
+    assert rows("queue") == [("ingest",)]
+
+
 def _code(stranger: Any, type_: str | None, payload: str, key: str | None) -> str | None:
     """The SQLSTATE of a refusal."""
     code: str | None = None

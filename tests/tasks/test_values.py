@@ -6,9 +6,23 @@ from typing import Any
 
 import pytest
 
+import settings
+from models.engine import engine
 from tasks import Snooze
+from tasks.details import shown
 from tasks.outcomes import Retry, outcome_of, outcome_of_result
-from tests.tasks.deliveries import are_well, delivered, inserting, raising, scripted
+from tasks.reclaim import take_over
+from tests.tasks.deliveries import (
+    are_well,
+    change,
+    claimed,
+    delivered,
+    handled,
+    inserting,
+    raising,
+    scripted,
+    submitted,
+)
 from tests.tasks.work import OnPurpose, task
 
 
@@ -97,11 +111,44 @@ pytestmark = pytest.mark.usefixtures("ledger")
 @pytest.mark.parametrize("result", BAD_RESULTS.values(), ids=BAD_RESULTS)
 def test_a_result_that_cannot_be_stored_is_the_failure_of_its_task_and_never_of_its_batch(result: Any) -> None:
     """One such value in a statement for many would fail them all."""
-    ids = scripted(lambda each, _: result if each.payload["n"] == 1 else {"n": each.payload["n"]}, 3)
+    ids = scripted(lambda each, _: result if each.payload["n"] == 1 else {"n": each.payload["n"]}, 3, max_attempts=2)
     delivered(ids)
     found = [(task(id_)["status"], task(id_)["attempt_count"], task(id_)["result"]) for id_ in ids]
     assert found == [("SUCCEEDED", 0, {"n": 0}), ("RETRYING", 1, None), ("SUCCEEDED", 0, {"n": 2})]
     assert task(ids[1])["error_code"] == "bad_result"
+    change(ids[1], "next_retry_at = ledger_now()")
+    delivered(ids)
+    assert (task(ids[1])["status"], task(ids[1])["attempt_count"]) == ("DEAD", 2)
+
+
+UNREADABLE = {"a long number": "repeat('1', 5000)", "deep": "repeat('[', 3000) || repeat(']', 3000)"}
+
+
+@pytest.mark.parametrize("column", ["payload", "context"])
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("how", [{}, {"many": True}, {"transactional": False}], ids=repr)
+def test_what_only_postgresql_can_read_is_dead_and_never_the_end_of_its_batch(
+    how: dict[str, bool], value: str, column: str
+) -> None:
+    def inside(_given: Any, _db: Any) -> None: ...
+
+    def outside(_task: Any) -> None: ...
+
+    with handled("test.reads", inside if how.get("transactional", True) else outside, **how):
+        ids = submitted(3, "test.reads")
+        change(ids[1], f"{column} = ({value})::jsonb")
+        delivered(ids)
+    found = [(task(id_)["status"], task(id_)["error_code"]) for id_ in ids]
+    assert found == [("SUCCEEDED", None), ("DEAD", "bad_payload"), ("SUCCEEDED", None)]
+
+
+def test_what_only_postgresql_can_read_is_shown_and_taken_over_as_any_other() -> None:
+    ids = submitted(2)
+    claimed(ids)
+    change(ids[0], "payload = repeat('1', 5000)::jsonb")
+    assert take_over(engine(), settings.current(), holders=["another:1"]).isolated == 2
+    with engine().connect() as connection:
+        assert shown(connection, ids[0]).payload == "1" * 5000
 
 
 def test_a_bad_result_is_an_outcome_and_raises_nothing() -> None:

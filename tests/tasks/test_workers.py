@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 from sqlalchemy import text
 
 import settings
@@ -171,6 +172,21 @@ def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(star
     assert effects() == [(10, 10)]
     messages = {message for id_ in rows("id") for (message,) in transitions(id_[0], "message") if message}
     assert any(f"{socket.gethostname()}:{victim.pid} was lost" in message for message in messages)
+
+
+@pytest.mark.guarantee
+def test_a_broker_that_is_flushed_in_the_middle_costs_no_task_and_no_effect(
+    start: Any, quick: settings.Settings
+) -> None:
+    start("worker")
+    submitted(100, seconds=0.02)
+    wait_until(lambda: rows(where="status = 'SUCCEEDED'"), "some have succeeded", seconds=20)
+    with redis.Redis.from_url(quick.broker_url) as client:
+        client.flushall()
+    assert rows(where="status <> 'SUCCEEDED'"), "it came too late"
+    await_all()
+    assert effects() == [(100, 100)]
+    assert set(rows("attempt_count")) == {(0,)}
 
 
 @pytest.mark.guarantee
