@@ -1,4 +1,4 @@
-"""How the API answers: JSON in camelCase, times as text, errors in one shape.
+"""How the API answers: JSON in camelCase, times as text in UTC, errors in one shape.
 
 {"error": {"code": "unknown_task", "message": "There is no task …"}}
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -34,4 +34,4 @@ def camel(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else str(value)
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)

@@ -14,13 +14,13 @@ HELP: Final = "a time (2026-11-16T10:30, UTC unless it says otherwise) or how lo
 
 
 def moment(given: str | None) -> datetime | timedelta | None:
-    """A parser for options."""
+    """A parser for options. A time is also understood as our tables and sentences print it."""
     if given is None:
         return None
     if ago := _AGO.fullmatch(given):
         return timedelta(**{_UNITS[ago[2]]: int(ago[1])})
     try:
-        at = datetime.fromisoformat(given)
+        at = datetime.fromisoformat(re.sub(" UTC$", "+00:00", given))
     except ValueError:
         raise typer.BadParameter(f"{given!r} is not {HELP}.") from None
     return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -49,7 +49,7 @@ def show(
         print_json([camel(event) for event in found])
         return
     print_table(
-        ("id", "destination", "status", "attempts", "created", "due", "last error"),
+        ("id", "destination", "status", "attempts", "created (UTC)", "due (UTC)", "last error"),
         [
             (
                 str(event.id),

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rich.console import Console
@@ -45,7 +45,13 @@ def camel(value: Any) -> dict[str, Any]:
 
 
 def moment(at: datetime | None) -> str:
-    return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}"
+    """In UTC, whatever the time zone of the session, because options read it so. The heading of its column says it."""
+    return "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def moment_utc(at: datetime | None) -> str:
+    """For where no heading says it."""
+    return f"{moment(at)} UTC" if at else ""
 
 
 def age(of: timedelta | None) -> str:
@@ -77,7 +83,7 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, datetime):
-        return value.isoformat()
+        return value.astimezone(UTC).isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value)

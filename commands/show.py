@@ -11,7 +11,7 @@ import typer
 
 import settings
 from commands.listing import print_lines
-from commands.output import age, camel, console, moment, print_json, print_table
+from commands.output import age, camel, console, moment, moment_utc, print_json, print_table
 
 if TYPE_CHECKING:
     from tasks.details import Details
@@ -66,7 +66,7 @@ def _print(found: Details, why: list[Reason]) -> None:
     )
     console.print()
     print_lines(
-        ("at", "from", "to", "failures", "by", "message"),
+        ("at (UTC)", "from", "to", "failures", "by", "message"),
         [
             (
                 moment(each.created_at),
@@ -82,7 +82,7 @@ def _print(found: Details, why: list[Reason]) -> None:
     if found.rings:
         console.print()
         print_table(
-            ("ring in the outbox", "status", "failures", "due", "held by", "last error"),
+            ("ring in the outbox", "status", "failures", "due (UTC)", "held by", "last error"),
             [
                 (
                     str(ring.id),
@@ -98,7 +98,7 @@ def _print(found: Details, why: list[Reason]) -> None:
     if found.audits:
         console.print()
         print_table(
-            ("audit", "at", "by", "detail"),
+            ("audit", "at (UTC)", "by", "detail"),
             [(each.code, moment(each.created_at), each.worker_id, _cut(each.detail or "")) for each in found.audits],
         )
     if found.task.last_error:
@@ -115,13 +115,13 @@ def _fields(found: Details) -> Iterator[tuple[str, str]]:
     yield "key", task.idempotency_key or ""
     yield "partition key", task.partition_key or ""
     yield "failures", f"{task.attempt_count} of {task.max_attempts}"
-    yield "due", moment(task.next_retry_at)
-    yield "rung", moment(task.rung_at)
-    yield "created", f"{moment(task.created_at)}, {age(found.now - task.created_at)} ago"
-    yield "changed", moment(task.updated_at)
-    yield "finished", moment(task.finished_at)
+    yield "due", moment_utc(task.next_retry_at)
+    yield "rung", moment_utc(task.rung_at)
+    yield "created", f"{moment_utc(task.created_at)}, {age(found.now - task.created_at)} ago"
+    yield "changed", moment_utc(task.updated_at)
+    yield "finished", moment_utc(task.finished_at)
     if found.lease:
-        yield "lease", f"{found.lease.holder} until {moment(found.lease.lease_until)}, {found.lease.tasks} tasks"
+        yield "lease", f"{found.lease.holder} until {moment_utc(found.lease.lease_until)}, {found.lease.tasks} tasks"
     yield "error", ": ".join(filter(None, (task.error_code, task.error_message)))
     yield "notify", task.notify or ""
     yield "payload", _cut(_written(task.payload))

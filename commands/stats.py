@@ -62,6 +62,6 @@ def _print(found: Stats) -> None:
     if found.latest:
         console.print()
         print_lines(
-            ("latest", "status", "type", "changed"),
+            ("latest", "status", "type", "changed (UTC)"),
             [(str(task.task_id), task.status, task.type, moment(task.changed_at)) for task in found.latest],
         )

@@ -51,7 +51,7 @@ def tasks(
         print_json({"tasks": [camel(task) for task in found], "before": older, "after": newer})
         return
     print_lines(
-        ("id", "status", "type", "queue", "attempts", "changed", "due", "error"),
+        ("id", "status", "type", "queue", "attempts", "changed (UTC)", "due (UTC)", "error"),
         [
             (
                 str(task.task_id),

@@ -66,7 +66,7 @@ def list_(*, as_json: Json = False) -> None:
         print_json([camel(each) for each in found])
         return
     print_lines(
-        ("name", "state", "scopes", "created", "expires", "last used"),
+        ("name", "state", "scopes", "created (UTC)", "expires (UTC)", "last used (UTC)"),
         [
             (
                 each.name,

@@ -32,7 +32,8 @@ RETRY_NOW: Final = text(f"""
         WHERE id = :id AND status IN ('QUEUED', 'RETRYING') AND next_retry_at IS NOT NULL FOR NO KEY UPDATE),
     audited AS (
         INSERT INTO task_audit (task_id, code, worker_id, detail, created_at)
-        SELECT id, 'retry_now', :actor, concat_ws('; ', CAST(:reason AS text), 'was due at ' || next_retry_at), at
+        SELECT id, 'retry_now', :actor, concat_ws('; ', CAST(:reason AS text),
+               format('was due at %s UTC', next_retry_at AT TIME ZONE 'UTC')), at
         FROM held CROSS JOIN clock),
     hurried AS (
         UPDATE ingest_task task SET next_retry_at = least(task.next_retry_at, at), rung_at = at, updated_at = at

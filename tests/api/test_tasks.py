@@ -99,6 +99,17 @@ def test_a_task_for_later_waits_for_its_time(callers: Callers) -> None:
     assert "time zone" in refused(caller.submit(runAt="2100-01-01T00:00"), 400, "bad_task")
 
 
+def test_times_are_answered_in_utc_whatever_the_time_zone_of_the_session(
+    callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = callers()
+    address = caller.submit(runAt="2100-01-01T08:00:00+08:00").headers["location"]
+    monkeypatch.setenv("PGTZ", "Asia/Shanghai")
+    engine().dispose()
+    task = caller.get(address).json()
+    assert task["nextRetryAt"] == task["retry"]["nextAttemptAt"] == "2100-01-01T00:00:00+00:00"
+
+
 def test_a_task_can_be_submitted_again_as_it_was_shown(callers: Callers) -> None:
     caller = callers()
     shown = caller.get(caller.submit({"n": 1}, priority=7).headers["location"]).json()
