@@ -18,6 +18,7 @@ from sqlalchemy import CheckConstraint, Connection, Table, event, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import Base
+from models.errors import Misuse
 
 LEDGER_NOW: Final = """
 CREATE FUNCTION ledger_now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
@@ -58,8 +59,13 @@ def now(connection: Connection) -> datetime:
 
 
 def resolved(moment: datetime | timedelta | None, connection: Connection) -> datetime | None:
-    """A time as it is; how long ago, by this clock."""
-    return now(connection) - moment if isinstance(moment, timedelta) else moment
+    """A time as it is; how long ago, by this clock. Raises Misuse for what was before the year 1."""
+    if not isinstance(moment, timedelta):
+        return moment
+    try:
+        return now(connection) - moment
+    except OverflowError:
+        raise Misuse(f"{moment.days:,} days ago is no time: the calendar begins with the year 1.") from None
 
 
 def needed_by_every_table() -> None:

@@ -79,7 +79,7 @@ class Cursor:
         at, _, task_id = given.rpartition("_")
         try:
             return cls(datetime.fromisoformat(at).astimezone(UTC), uuid.UUID(task_id))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise Misuse(f"{given!r} is no place in a list: a page ends with the one for the next.") from None
 
 
