@@ -195,12 +195,12 @@ def _agreed_total(
     from tasks.dead_letters import count  # noqa: PLC0415
 
     with engine().connect() as connection:
-        found = count(connection, choice)
-    total = min(found.total, limit or found.total)
+        found = count(connection, choice, limit=limit)
+    total = found.total
     if dry_run and as_json:
         print_json({"total": total, "dryRun": True, "groups": [camel(each) for each in found.groups]})
     elif not as_json:
-        _print_counted(found, total)
+        _print_counted(found)
     if dry_run or not total:
         if as_json and not dry_run:
             print_json({"done": 0, "total": 0})
@@ -212,7 +212,7 @@ def _agreed_total(
     return total
 
 
-def _print_counted(found: Counted, total: int) -> None:
+def _print_counted(found: Counted) -> None:
     if not found.total:
         console.print("No dead task is chosen.")
         return
@@ -224,7 +224,7 @@ def _print_counted(found: Counted, total: int) -> None:
         ],
     )
     others = found.total - sum(each.count for each in found.groups[:SHOWN])
-    console.print(f"chosen: {total:,}" + (f" ({others:,} with other errors)" if others else ""))
+    console.print(f"chosen: {found.total:,}" + (f" ({others:,} with other errors)" if others else ""))
 
 
 def _with_progress(

@@ -103,8 +103,8 @@ def _agreed_total(
     from outbox.dead_events import count  # noqa: PLC0415
 
     with engine().connect() as connection:
-        found = count(connection, choice)
-    total = min(sum(each.count for each in found), limit or 2**63)
+        found = count(connection, choice, limit=limit)
+    total = sum(each.count for each in found)
     if dry_run and as_json:
         print_json({"total": total, "dryRun": True, "groups": [camel(each) for each in found]})
     elif not as_json:

@@ -29,10 +29,15 @@ _CHOSEN: Final = """status = 'DEAD'
     AND (CAST(:since AS timestamptz) IS NULL OR created_at >= :since)
     AND (CAST(:until AS timestamptz) IS NULL OR created_at < :until)"""
 
-COUNT: Final = text(f"""
+# count: by destination and error, the most frequent first. With a limit, those that a requeue would take: the oldest.
+_COUNT: Final = """
     SELECT destination, left(split_part(coalesce(last_error, ''), chr(10), 1), 120) AS error, count(*)
-    FROM outbox_event WHERE {_CHOSEN} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
-""")
+    FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
+"""
+COUNT: Final = text(_COUNT.format(f"outbox_event WHERE {_CHOSEN}"))
+COUNT_FIRST: Final = text(
+    _COUNT.format(f"(SELECT * FROM outbox_event WHERE {_CHOSEN} ORDER BY id LIMIT :limit) AS first")
+)
 
 _NEXT: Final = f"""
     WITH dead AS MATERIALIZED (
@@ -80,8 +85,10 @@ class DeadCount:
     count: int
 
 
-def count(connection: Connection, choice: Choice) -> list[DeadCount]:
-    return [DeadCount(*row) for row in connection.execute(COUNT, dataclasses.asdict(choice))]
+def count(connection: Connection, choice: Choice, *, limit: int | None = None) -> list[DeadCount]:
+    """With a limit, of those that `requeue` and `discard` take first."""
+    values = {**dataclasses.asdict(choice), "limit": limit}
+    return [DeadCount(*row) for row in connection.execute(COUNT if limit is None else COUNT_FIRST, values)]
 
 
 def requeue(

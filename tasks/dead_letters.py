@@ -50,11 +50,16 @@ _PAGE: Final = """finished_at <= :no_later AND (finished_at, id) > (:after_at, :
         ORDER BY finished_at, id LIMIT :batch"""
 _LAST: Final = "ORDER BY finished_at DESC, id DESC LIMIT 1"
 
-# count: by type and error, the most frequent first; the last column is how many there are in all.
-COUNT: Final = text(f"""
+# count: by type and error, the most frequent first; the last column is how many there are in all. With a limit, those
+# that a requeue would take: the longest dead.
+_COUNT: Final = """
     SELECT type, error_code, error_message, count(*), CAST(sum(count(*)) OVER () AS bigint)
-    FROM ingest_task WHERE {_CHOSEN} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT :most
-""")
+    FROM {} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT :most
+"""
+COUNT: Final = text(_COUNT.format(f"ingest_task WHERE {_CHOSEN}"))
+COUNT_FIRST: Final = text(
+    _COUNT.format(f"(SELECT * FROM ingest_task WHERE {_CHOSEN} ORDER BY finished_at, id LIMIT :limit) AS first")
+)
 
 # The place in the order is that of the page, not of what could be locked: whoever works on the same page at the same
 # time must not end our way through the others.
@@ -171,8 +176,10 @@ class Counted:
     groups: list[DeadCount]
 
 
-def count(connection: Connection, choice: Choice) -> Counted:
-    rows = connection.execute(COUNT, {**dataclasses.asdict(choice), "most": MOST_GROUPS}).all()
+def count(connection: Connection, choice: Choice, *, limit: int | None = None) -> Counted:
+    """With a limit, of those that `requeue` and `discard` take first."""
+    values = {**dataclasses.asdict(choice), "most": MOST_GROUPS, "limit": limit}
+    rows = connection.execute(COUNT if limit is None else COUNT_FIRST, values).all()
     return Counted(int(rows[0][-1]) if rows else 0, [DeadCount(*row[:-1]) for row in rows])
 
 

@@ -201,6 +201,16 @@ def test_a_dry_run_says_how_many_and_changes_nothing(stack: ServersOfTests) -> N
     assert manage("discard-dead", "--since", "yesterday").exit_code == 2
 
 
+def test_a_dry_run_with_a_limit_counts_only_what_would_be_taken(stack: ServersOfTests) -> None:
+    insert("old", 2, status="DEAD", last_error="no")
+    insert("hook", 12, status="DEAD", last_error="no")
+    said = json.loads(manage("requeue-dead", "--limit", "3", "--dry-run", "--json").stdout)
+    assert said["total"] == 3
+    assert {each["destination"]: each["count"] for each in said["groups"]} == {"old": 2, "hook": 1}
+    assert manage("requeue-dead", "--limit", "3", "--all").exit_code == 0
+    assert sorted(rows("destination", "status = 'NEW'")) == [("hook",), ("old",), ("old",)]
+
+
 def test_a_requeued_event_is_published(relay: Relay) -> None:
     publisher = scripted(relay, "hook", lambda _event: Sent())
     ids = insert("hook", status="DEAD", attempt_count=10)

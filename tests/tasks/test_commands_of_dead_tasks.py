@@ -32,7 +32,7 @@ from tests.nodes.programs import environment
 from tests.outbox.ledger import move, rung
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
-from tests.tasks.door import DIES, buried, dead, manage, statuses, submitted
+from tests.tasks.door import DIES, buried, change, dead, manage, statuses, submitted
 
 DLQ = "ingest.dlq"
 
@@ -102,6 +102,21 @@ def test_a_dry_run_counts_by_type_and_error_and_changes_nothing(stack: ServersOf
     assert [(each["errorCode"], each["count"]) for each in said["groups"]] == [("handler_error", 2), ("worker_lost", 1)]
     assert "[red]gone 31m" in manage("discard-dead", "--error-code", "worker_lost", "--dry-run").out
     assert Counter(statuses(tasks)) == {"DEAD": 3}
+
+
+def test_a_dry_run_with_a_limit_counts_only_what_would_be_taken(stack: ServersOfTests) -> None:
+    buried(12)
+    longest_dead = buried(2, error_code="worker_lost")
+    change(longest_dead, "finished_at = finished_at - interval '1 hour'")
+    for command in ("requeue-dead", "discard-dead"):
+        said = manage(command, "--limit", 3, "--dry-run", "--json").json
+        groups = {each["errorCode"]: each["count"] for each in said["groups"]}
+        assert (said["total"], groups) == (3, {"worker_lost": 2, "handler_error": 1})
+    table, chosen = manage("requeue-dead", "--limit", 3, "--dry-run").out.rsplit("chosen: ")
+    assert chosen == "3\n"
+    assert "12" not in table
+    assert manage("requeue-dead", "--limit", 3, "--all", "--json").json["done"] == 3
+    assert Counter(work.rows("error_code", "status = 'QUEUED'")) == {("worker_lost",): 2, ("handler_error",): 1}
 
 
 @pytest.mark.parametrize(
