@@ -20,6 +20,8 @@ from commands.output import camel, complain, console, on_stderr, print_json, pri
 from commands.rings import rings_leave
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tasks.canary import Statuses
     from tasks.dead_letters import Choice, Counted
 
@@ -190,7 +192,7 @@ def _choice(
 def _agreed_total(
     verb: str, choice: Choice, limit: int | None, *, everything: bool, dry_run: bool, as_json: bool
 ) -> int:
-    """How many it will be; 0 after a dry run. Prints what is chosen, unless a program asked."""
+    """How many it will be; 0 after a dry run. Prints what is chosen; beside JSON only before a question, on stderr."""
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
     from tasks.dead_letters import count  # noqa: PLC0415
 
@@ -200,21 +202,25 @@ def _agreed_total(
     if dry_run and as_json:
         print_json({"total": total, "dryRun": True, "groups": [camel(each) for each in found.groups]})
     elif not as_json:
-        _print_counted(found)
+        _print_counted(found, on=console)
     if dry_run or not total:
         if as_json and not dry_run:
             print_json({"done": 0, "total": 0})
         return 0
-    if choice.is_all and not everything and not sys.stdin.isatty():
-        complain(f"Nothing was changed: give a filter. For all of them: manage.py {verb}-dead --all")
-        raise typer.Exit(2)
-    require_consent(f"{verb.capitalize()} {total:,} tasks?", chosen=not choice.is_all, everything=everything)
+    if choice.is_all and not everything:
+        if as_json:
+            _print_counted(found, on=on_stderr)
+        if not sys.stdin.isatty():
+            complain(f"Nothing was changed: give a filter. For all of them: manage.py {verb}-dead --all")
+            raise typer.Exit(2)
+    question = f"{verb.capitalize()} {total:,} tasks?"
+    require_consent(question, chosen=not choice.is_all, everything=everything, as_json=as_json)
     return total
 
 
-def _print_counted(found: Counted) -> None:
+def _print_counted(found: Counted, *, on: Console) -> None:
     if not found.total:
-        console.print("No dead task is chosen.")
+        on.print("No dead task is chosen.")
         return
     print_table(
         ("type", "error", "message", "tasks"),
@@ -222,9 +228,10 @@ def _print_counted(found: Counted) -> None:
             (each.type, each.error_code or "", (each.error_message or "")[:120], f"{each.count:,}")
             for each in found.groups[:SHOWN]
         ],
+        on=on,
     )
     others = found.total - sum(each.count for each in found.groups[:SHOWN])
-    console.print(f"chosen: {found.total:,}" + (f" ({others:,} with other errors)" if others else ""))
+    on.print(f"chosen: {found.total:,}" + (f" ({others:,} with other errors)" if others else ""))
 
 
 def _with_progress(

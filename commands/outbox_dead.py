@@ -9,9 +9,11 @@ import typer
 
 from commands import moments
 from commands.consent import operator, require_consent
-from commands.output import camel, console, print_json, print_table, with_progress
+from commands.output import camel, console, on_stderr, print_json, print_table, with_progress
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from outbox.dead_events import Choice, DeadCount
 
 Ids = Annotated[list[int] | None, typer.Option("--id", help="This event; may be given several times.")]
@@ -98,7 +100,7 @@ def _choice(
 def _agreed_total(
     verb: str, choice: Choice, limit: int | None, *, everything: bool, dry_run: bool, as_json: bool
 ) -> int:
-    """How many it will be; 0 after a dry run. Prints what is chosen, unless a program asked."""
+    """How many it will be; 0 after a dry run. Prints what is chosen; beside JSON only before a question, on stderr."""
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
     from outbox.dead_events import count  # noqa: PLC0415
 
@@ -108,23 +110,25 @@ def _agreed_total(
     if dry_run and as_json:
         print_json({"total": total, "dryRun": True, "groups": [camel(each) for each in found]})
     elif not as_json:
-        _print_counts(found, total)
+        _print_counts(found, total, on=console)
     if dry_run or not total:
         if as_json and not dry_run:
             print_json({"done": 0})
         return 0
-    require_consent(f"{verb.capitalize()} {total:,} events?", chosen=not choice.is_all, everything=everything)
+    if as_json and choice.is_all and not everything:
+        _print_counts(found, total, on=on_stderr)
+    question = f"{verb.capitalize()} {total:,} events?"
+    require_consent(question, chosen=not choice.is_all, everything=everything, as_json=as_json)
     return total
 
 
-def _print_counts(found: list[DeadCount], total: int) -> None:
+def _print_counts(found: list[DeadCount], total: int, *, on: Console) -> None:
     if not found:
-        console.print("No dead event is chosen.")
+        on.print("No dead event is chosen.")
         return
-    print_table(
-        ("destination", "error", "events"), [(each.destination, each.error, f"{each.count:,}") for each in found]
-    )
-    console.print(f"chosen: {total:,}")
+    rows = [(each.destination, each.error, f"{each.count:,}") for each in found]
+    print_table(("destination", "error", "events"), rows, on=on)
+    on.print(f"chosen: {total:,}")
 
 
 def _do(what: str, batches: Iterator[int], total: int, *, as_json: bool) -> None:

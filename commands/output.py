@@ -30,13 +30,13 @@ def print_json(value: Any) -> None:
     print(re.sub(r"[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", written))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, on: Console = console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")  # a value that is cut off is of no use
     for row in rows:
         table.add_row(*(Text(_CONTROL.sub(" ", cell)) for cell in row))
-    console.print(table)
+    on.print(table)
 
 
 def camel(value: Any) -> dict[str, Any]:

@@ -29,10 +29,10 @@ from tasks import broker, guard, ticks
 from tasks.ingest import ingest
 from tasks.registry import handlers
 from tests.nodes.programs import environment
-from tests.outbox.ledger import move, rung
+from tests.outbox.ledger import insert, move, rung
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
-from tests.tasks.door import DIES, buried, change, dead, manage, statuses, submitted
+from tests.tasks.door import DIES, Done, buried, change, dead, manage, statuses, submitted
 
 DLQ = "ingest.dlq"
 
@@ -82,17 +82,41 @@ def test_without_a_filter_and_a_terminal_nothing_is_done_and_the_line_for_all_is
     assert statuses(tasks) == ["QUEUED", "QUEUED"]
 
 
-def test_on_a_terminal_it_is_asked_first(stack: ServersOfTests) -> None:
-    tasks = buried(2)
+def answered(answer: bytes, *arguments: str) -> Done:
+    """By somebody who sits at a terminal; what is printed goes into files."""
     ours, theirs = pty.openpty()
-    os.write(ours, b"n\n")
-    with started("discard-dead", stdin=theirs) as asked:
-        out, _ = asked.communicate(timeout=60)
+    os.write(ours, answer)
+    with started(*arguments, stdin=theirs) as asked:
+        out, err = asked.communicate(timeout=60)
     os.close(ours)
     os.close(theirs)
-    assert asked.returncode == 1
-    assert "Discard 2 tasks?" in out
+    return Done(asked.returncode, out, err)
+
+
+def test_on_a_terminal_it_is_asked_first(stack: ServersOfTests) -> None:
+    tasks = buried(2)
+    asked = answered(b"n\n", "discard-dead")
+    assert asked.code == 1
+    assert "Discard 2 tasks?" in asked.out
     assert statuses(tasks) == ["DEAD", "DEAD"]
+
+
+def test_beside_json_what_is_chosen_and_the_question_are_on_stderr(stack: ServersOfTests) -> None:
+    tasks = buried(2)
+    asked = answered(b"n\n", "discard-dead", "--json")
+    assert (asked.code, asked.out) == (1, "")
+    assert "handler_error" in asked.err
+    assert "chosen: 2" in asked.err
+    assert "Discard 2 tasks?" in asked.err
+    assert statuses(tasks) == ["DEAD", "DEAD"]
+    asked = answered(b"y\n", "requeue-dead", "--json")
+    assert (asked.code, asked.json["done"], asked.out[0]) == (0, 2, "{")
+    assert "Requeue 2 tasks?" in asked.err
+    insert("hook", 2, status="DEAD", last_error="refused")
+    asked = answered(b"y\n", "outbox", "discard-dead", "--json")
+    assert (asked.json, asked.out[0]) == ({"done": 2}, "{")
+    assert "refused" in asked.err
+    assert "Discard 2 events?" in asked.err
 
 
 def test_a_dry_run_counts_by_type_and_error_and_changes_nothing(stack: ServersOfTests) -> None:
