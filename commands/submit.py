@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event
@@ -112,7 +112,7 @@ def _submit_lines(given: str, make: Make, *, as_json: bool) -> None:
             raise typer.Exit(2)
         stream.seek(start)
         with until_interrupted() as stopped:
-            tally = _Tally(as_json=as_json)
+            tally = _Tally(found.good, as_json=as_json)
             batches = submit_lines(sessions(), stream, make)
             with_progress(tally.of(batches, stopped), total=found.good, what="submitted")
     tally.say()
@@ -122,9 +122,10 @@ def _submit_lines(given: str, make: Make, *, as_json: bool) -> None:
 
 
 class _Tally:
-    """What was submitted so far."""
+    """What was submitted so far, said on stdout; if nobody reads that, on stderr."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, total: int, *, as_json: bool) -> None:
+        self.total = total
         self.as_json = as_json
         self.lines = self.created = self.last = 0
 
@@ -135,19 +136,29 @@ class _Tally:
                 self.created += sum(line.submitted.created for line in batch)
                 self.last = batch[-1].number
                 if self.as_json:
-                    for line in batch:
-                        print(json.dumps({"line": line.number, **_json_of(line.submitted)}, default=str))
+                    lines = [{"line": line.number, **_json_of(line.submitted)} for line in batch]
+                    self._print("\n".join(json.dumps(line, default=str) for line in lines))
                 yield self.lines
                 if stopped.is_set():
                     return
         except BaseException:
-            self.say()
+            with suppress(BrokenPipeError):
+                self.say()
             raise
 
     def say(self) -> None:
         if not self.as_json:
             existed = self.lines - self.created
-            console.print(f"Submitted {self.lines:,}: {self.created:,} new, {existed:,} existed already.")
+            self._print(f"Submitted {self.lines:,}: {self.created:,} new, {existed:,} existed already.")
+
+    def _print(self, said: str) -> None:
+        """At once, so that a reader who has gone is missed before more is submitted."""
+        try:
+            print(said, flush=True)
+        except BrokenPipeError:
+            rest = "" if self.lines == self.total else f", the lines after line {self.last:,} are not"
+            complain(f"Nobody reads what is printed here: {self.lines:,} lines are submitted{rest}.")
+            raise
 
 
 def _json_of(submitted: Submitted) -> dict[str, Any]:

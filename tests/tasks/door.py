@@ -1,9 +1,11 @@
-"""The operator's door as tests use it: `manage.py …` in this process, and tasks in the state that a test needs."""
+"""The operator's door as tests use it: `manage.py …` here or by itself, and tasks in the state that a test needs."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
@@ -17,8 +19,10 @@ from sqlalchemy import text
 import commands
 from models.engine import engine, sessions
 from outbox.submitter import submitter
+from settings import ROOT
 from tasks import NewTask, submit_many
 from tasks.ingest import ingest
+from tests.nodes.programs import environment
 from tests.tasks import work
 
 FLAKY = "demo.flaky"
@@ -45,6 +49,20 @@ def manage(*arguments: object, stdin: bytes = b"") -> Done:
         here.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         code = commands.main()
     return Done(code, out.getvalue(), err.getvalue())
+
+
+def started(*arguments: str, **how: Any) -> subprocess.Popen[str]:
+    """The program itself."""
+    command = [sys.executable, str(ROOT / "manage.py"), *arguments]
+    home = os.environ["CELERIAC_HOME"]
+    return subprocess.Popen(
+        command,
+        env=environment(CELERIAC_HOME=home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **how,
+    )
 
 
 def submitted(*payloads: Any, type: str = FLAKY, **options: Any) -> list[uuid.UUID]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import subprocess
-import sys
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import typer
@@ -24,15 +21,13 @@ from commands import pace
 from commands.consent import operator
 from models.engine import engine
 from outbox.submitter import submitter
-from settings import ROOT
 from tasks import broker, guard, ticks
 from tasks.ingest import ingest
 from tasks.registry import handlers
-from tests.nodes.programs import environment
 from tests.outbox.ledger import insert, move, rung
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
-from tests.tasks.door import DIES, Done, buried, change, dead, manage, statuses, submitted
+from tests.tasks.door import DIES, Done, buried, change, dead, manage, started, statuses, submitted
 
 DLQ = "ingest.dlq"
 
@@ -53,20 +48,6 @@ def worker() -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-def started(*arguments: str, **how: Any) -> subprocess.Popen[str]:
-    """The program itself."""
-    command = [sys.executable, str(ROOT / "manage.py"), *arguments]
-    home = os.environ["CELERIAC_HOME"]
-    return subprocess.Popen(
-        command,
-        env=environment(CELERIAC_HOME=home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **how,
-    )
 
 
 def test_without_a_filter_and_a_terminal_nothing_is_done_and_the_line_for_all_is_printed(stack: ServersOfTests) -> None:
