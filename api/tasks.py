@@ -14,8 +14,8 @@ from api.gate import needs
 from api.submitting import header_key, receipt, submitted
 from models.engine import engine
 from tasks import details
+from tasks.json_lines import read_envelope
 from tasks.principals import visible
-from tasks.submission import read_submission
 from tasks.tokens import Scope, Token
 from tasks.views import UnknownTask
 
@@ -27,7 +27,7 @@ Reads = Annotated[Token, needs(Scope.TASKS_READ, Scope.TASKS_READ_ALL)]
 @router.post("")
 async def submit_task(request: Request, token: Submits) -> Answer:
     raw, key = await request.body(), header_key(request)
-    return await run_in_threadpool(lambda: receipt(submitted(token, read_submission(raw), key)))
+    return await run_in_threadpool(lambda: receipt(submitted(token, read_envelope(raw), key)))
 
 
 @router.get("/{task_id}")

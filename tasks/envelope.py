@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 import settings
@@ -40,11 +40,29 @@ SEED_STATUSES: Final = {
     "suspended": TaskStatus.DEAD,
 }
 
+# What may be said of a task, for whoever said something else.
+FIELDS: Final = (
+    "type, payload, context (idempotencyKey, traceId, user, …), retry (max, nextAttemptAt), "
+    "queue, priority, runAt, partitionKey, notify"
+)
+# What a task has besides where it is shown (`show --json`, the API): it may come back.
+SHOWN: Final = frozenset({
+    "queue", "priority", "partitionKey", "notify", "idempotencyKey", "maxAttempts", "nextRetryAt", "attemptCount",
+    "rungAt", "isolated", "errorCode", "errorMessage", "lastError", "result", "finishedAt",
+    "why", "blocker", "transitions", "lease", "rings", "audits",
+})  # fmt: skip
+
 
 class BadTask(Misuse):
     """The task cannot be submitted as it was given."""
 
     code = "bad_task"
+
+
+class UnknownField(Misuse):
+    """There is no such field in an envelope."""
+
+    code = "unknown_field"
 
 
 class UnknownQueue(Misuse):
@@ -166,8 +184,27 @@ class Context(_Json):
     user: Any = None
 
 
-class RetryState(_Json):
+class _Closed(_Json):
+    """What nothing reads is refused: whoever misspells a field would wait for an effect that never comes."""
+
+    place: ClassVar[str] = ""
+    besides: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_unknown_field(cls, given: Any) -> Any:
+        known = cls.besides | cls.model_fields.keys() | {field.alias for field in cls.model_fields.values()}
+        for name in given if isinstance(given, Mapping) else ():
+            if name not in known:
+                named = cls.place + str(name)[:100]
+                raise UnknownField(f"There is no field {named!r} in an envelope. Known: {FIELDS}.")
+        return given
+
+
+class RetryState(_Closed):
     """How often it failed, how often it may, and when it is tried next."""
+
+    place = "retry."
 
     count: int = Field(0, ge=0)
     max: int | None = Field(None, ge=1)
@@ -179,8 +216,10 @@ class RetryState(_Json):
         return given or None
 
 
-class TaskEnvelope(_Json):
+class TaskEnvelope(_Closed):
     """The seed's envelope."""
+
+    besides = SHOWN
 
     task_id: str | None = None
     type: str

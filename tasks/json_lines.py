@@ -18,8 +18,9 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from models.errors import CeleriacError, Misuse
 from outbox.canonical import MAX_BYTES
-from tasks.envelope import NewTask, TaskEnvelope, checked
+from tasks.envelope import NewTask, checked
 from tasks.identity import keyed_id
+from tasks.submission import Submission
 from tasks.submit import CHUNK, IdempotencyConflict, Submitted, submit_many
 
 LINE_LIMIT: Final = 4 * MAX_BYTES  # before parsing; as it is stored, MAX_BYTES is the most
@@ -72,18 +73,19 @@ class Template:
         """What the envelope says goes before what the command says."""
         given = {"type": self.type, **value} if self.type and isinstance(value, dict) else value
         try:
-            new = TaskEnvelope.model_validate(given).new_task()
+            envelope = Submission.model_validate(given)
         except ValidationError as error:
             raise BadJson(f"It is no envelope: {said(error)}.") from None
+        new = envelope.new_task()
         return replace(
             new,
-            key=new.key or self.key,
-            queue=self.queue,
-            priority=self.priority,
+            key=self.key if new.key is None else new.key,  # an empty one is refused, not replaced
+            queue=new.queue or self.queue,
+            priority=new.priority if "priority" in envelope.model_fields_set else self.priority,
             run_at=new.run_at or self.run_at,
             max_attempts=new.max_attempts or self.max_attempts,
             context={**self.context, **new.context},
-            notify=self.notify,
+            notify=self.notify if new.notify is None else new.notify,
         )
 
 
@@ -124,6 +126,11 @@ def read_json(raw: bytes) -> Any:
         raise BadJson("It is not UTF-8.") from None
     except ValueError as error:
         raise BadJson(f"It is not JSON: {error}.") from None
+
+
+def read_envelope(raw: bytes) -> NewTask:
+    """Raises Misuse, in a sentence."""
+    return Template().of_envelope(read_json(raw))
 
 
 def said(error: ValidationError) -> str:

@@ -14,9 +14,10 @@ import settings
 from models.errors import Misuse
 from models.status import TaskStatus
 from outbox.canonical import MAX_BYTES, MAX_DEPTH, MAX_KEYS
-from tasks.envelope import KEY_LIMIT, SEED_STATUSES, NewTask, TaskEnvelope, checked
+from tasks.envelope import KEY_LIMIT, SEED_STATUSES, BadTask, NewTask, TaskEnvelope, checked
 from tasks.identity import fresh_id, keyed_id
 from tasks.registry import handler
+from tasks.submission import Submission
 from tests.tasks import work
 
 # seeds/001, "TaskEnvelope 设计", with values where it has dots
@@ -132,6 +133,51 @@ def test_what_the_ledger_says_itself_is_not_taken_over_from_an_envelope() -> Non
 def test_what_is_no_envelope_is_refused(given: Mapping[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TaskEnvelope.model_validate(given)
+
+
+@pytest.mark.parametrize("shape", [TaskEnvelope, Submission])
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"paylod": {"fail": 1}}, "'paylod'"),
+        ({"max_retries": 3}, "'max_retries'"),
+        ({"run_ta": None}, "'run_ta'"),
+        ({"retry": {"maximum": 3}}, "'retry.maximum'"),
+        ({"x" * 1000: 1}, "'xxx"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_field_that_there_is_not_is_refused_by_its_name(
+    shape: type[TaskEnvelope], given: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(Misuse) as refused:
+        shape.model_validate({"type": "t", **given})
+    assert refused.value.code == "unknown_field"
+    assert f"There is no field {named}" in refused.value.message
+    assert len(refused.value.message) < 500
+
+
+def test_what_goes_beside_the_envelope_takes_effect() -> None:
+    said = {"queue": "q", "priority": 9, "runAt": "2026-01-01T10:00:00Z", "partitionKey": "p", "notify": "n"}
+    due_at = datetime(2026, 1, 1, 10, tzinfo=UTC)
+    expected = NewTask("t", queue="q", priority=9, run_at=due_at, partition_key="p", notify="n")
+    assert Submission.model_validate({"type": "t", **said}).new_task() == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"idempotencyKey": "k"},
+        {"idempotencyKey": "k", "context": {"idempotencyKey": "another"}},
+        {"maxAttempts": 3},
+        {"maxAttempts": 3, "retry": {"max": 4}},
+        {"nextRetryAt": "2026-01-01T10:00:00Z"},
+    ],
+    ids=str,
+)
+def test_what_is_shown_twice_and_says_two_things_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(BadTask, match=f"{next(iter(given))} does not say the same as (context|retry)"):
+        Submission.model_validate({"type": "t", **given}).new_task()
 
 
 class NoOffset(tzinfo):
