@@ -35,6 +35,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 DEFAULT_BATCH: Final = 100
 SOFT_LIMIT_SECONDS: Final = 600.0
 HARD_AFTER_SOFT_SECONDS: Final = 30.0
+LONGEST_SECONDS: Final = 100 * 366 * 86_400
+LARGEST_BATCH: Final = 100_000
 
 
 class UnknownType(Misuse):
@@ -152,16 +154,20 @@ def _check(made: Handler) -> None:
         raise BadHandler(f"{made.type!r} is no name of a type: letters, digits and . _ : - only, at most 100.")
     if made.many and not made.transactional:
         raise BadHandler(f"{made.type}: a handler of many tasks is transactional.")
-    if made.batch < 1:
-        raise BadHandler(f"{made.type}: a batch has at least one task.")
+    if not 1 <= made.batch <= LARGEST_BATCH:
+        raise BadHandler(f"{made.type}: a batch has at least one task, and at most {LARGEST_BATCH:,}.")
     if made.max_attempts is not None and made.max_attempts < 1:
         raise BadHandler(f"{made.type}: max_attempts is at least 1.")
     if not all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in made.retriable + made.permanent):
         raise BadHandler(f"{made.type}: retriable and permanent are classes of exceptions.")
     if both := set(made.retriable) & set(made.permanent):
         raise BadHandler(f"{made.type}: {both.pop().__name__} cannot be both retriable and permanent.")
-    if not 0 < made.soft_limit_seconds <= made.hard_limit_seconds:
-        raise BadHandler(f"{made.type}: the soft limit is positive and not above the hard one.")
+    if not all(0 <= seconds <= LONGEST_SECONDS for seconds in made.backoff or ()):
+        raise BadHandler(f"{made.type}: backoff is how many seconds to wait, from 0 to a hundred years.")
+    if not 0 < made.soft_limit_seconds <= min(made.hard_limit_seconds, LONGEST_SECONDS):
+        raise BadHandler(
+            f"{made.type}: the soft limit is positive, not above the hard one, and at most a hundred years."
+        )
     wanted = 2 if made.transactional else 1
     positional = [p for p in inspect.signature(made.function).parameters.values() if p.default is p.empty]
     if len([p for p in positional if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) != wanted:
