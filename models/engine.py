@@ -7,6 +7,7 @@ may have been done or not, and only the caller knows how to find out.
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -118,9 +119,12 @@ def sessions() -> sessionmaker[Session]:
 
 
 def forget_inherited_connections() -> None:
-    """To be called in a child after fork: drop the parent's connections without closing them under its feet."""
+    """In a child after fork: drop the parent's connections without closing them under its feet."""
     for inherited in _engines.values():
         inherited.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=forget_inherited_connections)  # a server with workers forks, and so may a handler
 
 
 def place(url: URL) -> str:

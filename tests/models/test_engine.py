@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import traceback
 from types import SimpleNamespace
@@ -93,6 +94,26 @@ def test_a_child_forgets_its_parents_connections_without_closing_them(configured
     with engine().connect() as connection:
         assert connection.connection.dbapi_connection is not parents
     parents.close()
+    engine().dispose()
+
+
+def test_whoever_forks_shares_no_connection_with_its_child(configured: str) -> None:
+    def backend() -> int:
+        with engine().connect() as connection:
+            return int(connection.scalar(text("SELECT pg_backend_pid()")) or 0)
+
+    ours = backend()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(write, str(backend()).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        assert int(said.read()) != ours
+    assert backend() == ours
     engine().dispose()
 
 
