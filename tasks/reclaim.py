@@ -8,12 +8,14 @@ lease, leases that ran out are first given one more, so that heartbeats come bef
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 import metrics
@@ -23,6 +25,8 @@ from tasks.outcomes import ErrorCode, Failure, Retry
 from tasks.registry import Handler, handlers
 from tasks.settle import Settlement
 from tasks.task import Task
+
+logger = logging.getLogger(__name__)
 
 # expired: leases that ran out, the oldest first, skipping those that another reclaim has.
 EXPIRED: Final = text("""
@@ -97,16 +101,23 @@ def _take_over_some(db: Session, settings: Settings, holders: Sequence[str] | No
     running: dict[uuid.UUID, list[Task]] = {token: [] for token in tokens}
     for token, *found in db.execute(RUNNING, {"tokens": tokens}):
         running[token].append(task_of(found))
+    ended: list[uuid.UUID] = []
     charged = isolated = 0
     for lease in leases:
         tasks = running[lease.token]
         settlement = Settlement(lease.token, _handler(lease.type), settings)
-        if len(tasks) == 1:
-            charged += len(settlement.settle(db, [(tasks[0], Retry(_lost(lease.holder)))]))
-        elif tasks:
-            isolated += len(settlement.isolate(db, tasks, f"the worker {lease.holder} was lost with its batch"))
-    db.execute(END_LEASES, {"tokens": tokens})
-    return Reclaimed(len(leases), charged, isolated)
+        try:
+            with db.begin_nested():
+                if len(tasks) == 1:
+                    charged += len(settlement.settle(db, [(tasks[0], Retry(_lost(lease.holder)))]))
+                elif tasks:
+                    isolated += len(settlement.isolate(db, tasks, f"the worker {lease.holder} was lost with its batch"))
+        except DataError:  # of what its handler asks for; the others are not to wait for that
+            logger.exception("a lease of %s cannot be taken over", lease.type)
+        else:
+            ended.append(lease.token)
+    db.execute(END_LEASES, {"tokens": ended})
+    return Reclaimed(len(ended), charged, isolated)
 
 
 def _lost(holder: str) -> Failure:

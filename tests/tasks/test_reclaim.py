@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
 import os
 import signal
@@ -20,7 +21,7 @@ import failpoint
 import settings
 from checks import workers
 from models.engine import engine, forget_inherited_connections, sessions
-from tasks import NewTask, Task, guard, handler, submit_many, ticks
+from tasks import NewTask, Task, guard, handler, registry, submit_many, ticks
 from tasks.actor import HOST, actor
 from tasks.attendant import Attendant
 from tasks.births import Births
@@ -109,6 +110,20 @@ def test_a_task_that_loses_its_last_worker_is_dead(ledger: ServersOfTests) -> No
     later(ledger, LEASE + 1)
     reclaimed()
     assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
+
+
+def test_a_lease_that_cannot_be_taken_over_keeps_no_other_one_waiting(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = submitted(1), submitted(1, "test.fail")
+    claimed(bad)
+    move(ledger, 1)
+    claimed(good)
+    endless = dataclasses.replace(handlers()["test.insert"], backoff=(1e18,))
+    monkeypatch.setitem(registry._registered, "test.insert", endless)
+    later(ledger, LEASE + 1)
+    assert reclaimed() == Reclaimed(1, charged=1)
+    assert (task(bad[0])["status"], task(good[0])["status"]) == ("RUNNING", "RETRYING")
 
 
 def test_a_lost_batch_burns_no_attempt_and_its_tasks_run_alone(ledger: ServersOfTests) -> None:
