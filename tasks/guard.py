@@ -154,6 +154,7 @@ def claim(
     handlers: Mapping[str, Handler],
     holder: str,
     lease_seconds: float,
+    token: uuid.UUID | None = None,
     statement: Prepared = CLAIM,
     durable: bool = False,
     commits: bool = True,
@@ -162,12 +163,14 @@ def claim(
 ) -> Claim:
     """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler.
 
+    Whoever gives a fresh `token` knows what was claimed even if this never returns.
+
     `commits=False` is for a test that will roll back: nobody else sees the claim, so it keeps nobody away; and for one
     that knows its batch, whatever the pace of its handler, there is `batch_of`.
     """
     if commits and connection.in_transaction():
         raise Misuse("A claim commits, and this connection has a transaction open.")
-    token = uuid.uuid4()
+    token = token or uuid.uuid4()
     deadline = time.monotonic() + lease_seconds
     values = {
         "ids": array_of_ids(ids),

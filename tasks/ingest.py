@@ -30,7 +30,9 @@ from tasks.actor import actor
 from tasks.batch import Batch
 from tasks.counting import count
 from tasks.guard import Claim
+from tasks.outcomes import Released, Snoozed
 from tasks.pace import fills_a_small_batch
+from tasks.reclaim import give_back
 from tasks.registry import find, handlers
 
 logger = logging.getLogger(__name__)
@@ -77,28 +79,36 @@ def _claim_and_run(
     current = settings.current()
     keyed: list[uuid.UUID] = []
     while ids:
-        with at_once(engine) as connection:
-            claimed = claim(
-                connection,
-                ids,
-                handlers=handlers(),
-                holder=actor(),
-                lease_seconds=current.ingest_lease_seconds,
-                durable=owned is not None,
-            )
-        failpoint("ingest.after_claim")
-        count("skipped", len(claimed.skipped))
-        count("not_due", len(claimed.not_due))
-        # A rolling deploy: another worker may know their type, or this one tomorrow.
-        _ring_again(engine, claimed.unhandled, UNHANDLED_SECONDS)
-        # Their turn is about to come.
-        _ring_again(engine, claimed.next_in_line, keys.NEXT_SECONDS, in_line=True)
-        keyed += claimed.keyed
-        ids = _for_others(engine, claimed)
-        if owned:
-            owned([*ids, *keyed])
-        if claimed.tasks:
-            Batch(engine, claimed, find(claimed.tasks[0].type), current).run()
+        token = uuid.uuid4()
+        try:
+            with at_once(engine) as connection:
+                claimed = claim(
+                    connection,
+                    ids,
+                    handlers=handlers(),
+                    holder=actor(),
+                    lease_seconds=current.ingest_lease_seconds,
+                    token=token,
+                    durable=owned is not None,
+                )
+            failpoint("ingest.after_claim")
+            count("skipped", len(claimed.skipped))
+            count("not_due", len(claimed.not_due))
+            # A rolling deploy: another worker may know their type, or this one tomorrow.
+            _ring_again(engine, claimed.unhandled, UNHANDLED_SECONDS)
+            # Their turn is about to come.
+            _ring_again(engine, claimed.next_in_line, keys.NEXT_SECONDS, in_line=True)
+            keyed += claimed.keyed
+            ids = _for_others(engine, claimed)
+            if owned:
+                owned([*ids, *keyed])
+            batch = Batch(engine, claimed, find(claimed.tasks[0].type), current) if claimed.tasks else None
+        except BaseException as error:  # a worker that is told to stop waits for a claim as often as for anything else
+            why = f"it was not started: {type(error).__name__}"
+            give_back(engine, current, token, Snoozed(1.0, why) if isinstance(error, Exception) else Released(why))
+            raise
+        if batch:
+            batch.run()
     return keyed
 
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.orm import Session
 
 import metrics
+from models.errors import CeleriacError
 from settings import Settings
 from tasks.guard import columns, task_of
-from tasks.outcomes import ErrorCode, Failure, Retry
+from tasks.outcomes import ErrorCode, Failure, Released, Retry, Snoozed
 from tasks.registry import Handler, handlers
 from tasks.settle import Settlement
 from tasks.task import Task
@@ -118,6 +119,19 @@ def _take_over_some(db: Session, settings: Settings, holders: Sequence[str] | No
             ended.append(lease.token)
     db.execute(END_LEASES, {"tokens": ended})
     return Reclaimed(len(ended), charged, isolated)
+
+
+def give_back(engine: Engine, settings: Settings, token: uuid.UUID, outcome: Released | Snoozed) -> None:
+    """What was claimed under this token and never started, if that is anything. No attempt is burned."""
+    try:
+        with Session(engine) as db:
+            tasks = [task_of(found) for _, *found in db.execute(RUNNING, {"tokens": [token]})]
+            if tasks:
+                settlement = Settlement(token, _handler(tasks[0].type), settings)
+                settlement.settle(db, [(task, outcome) for task in tasks], is_last=True)
+            db.commit()
+    except (DBAPIError, CeleriacError) as error:
+        logger.warning("left to reclaim, if it was claimed: %s", str(error).partition("\n")[0])
 
 
 def _lost(holder: str) -> Failure:

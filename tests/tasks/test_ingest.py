@@ -21,6 +21,8 @@ from tasks import Discard, Permanent, Snooze
 from tasks.batch import Batch
 from tasks.registry import find
 from tasks.task import Task
+from tests.outbox.ledger import move
+from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     are_well,
     at_commit,
@@ -145,6 +147,40 @@ def test_a_worker_that_stops_gives_everything_back_and_burns_nothing(stop: BaseE
     assert {transitions(id_, "message")[-1][0] for id_ in ids} == {f"the worker stopped: {type(stop).__name__}"}
     assert set(rings()[-1].ids) == set(ids)
     assert rings()[-1].due_at is None
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [(SystemExit(0), "QUEUED"), (KeyboardInterrupt(), "QUEUED"), (OnPurpose(), "RETRYING")],
+    ids=repr,
+)
+@pytest.mark.parametrize("place", ["failpoint", "_ring_again", "Batch"])
+def test_a_worker_that_stops_between_a_claim_and_its_batch_gives_it_back(
+    stop: BaseException, expected: str, place: str, ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike(*_: Any, **__: Any) -> None:
+        raise stop
+
+    ids = submitted(3)
+    monkeypatch.setattr(f"tasks.ingest.{place}", strike)
+    with pytest.raises(type(stop)):
+        delivered(ids)
+    monkeypatch.undo()
+    assert (rows(), leases()) == ([(expected, 0)] * 3, 0)
+    move(ledger, 2)
+    delivered(ids)
+    assert effects() == dict.fromkeys(ids, 1)
+
+
+def test_a_worker_that_stops_while_it_reads_what_it_has_claimed_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strike(*_: Any) -> None:
+        raise SystemExit
+
+    (id_,) = submitted(1)
+    monkeypatch.setattr("tasks.guard._sorted", strike)
+    with pytest.raises(SystemExit):
+        delivered([id_])
+    assert (rows(), leases()) == ([("QUEUED", 0)], 0)
 
 
 @pytest.mark.usefixtures("told_to_end")
