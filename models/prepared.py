@@ -15,12 +15,14 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, CursorResult, TextClause, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
+from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.database_errors import as_sqlalchemy_says_it
 from models.engine import is_at_once, is_ours
 
 _KEY: Final = "celeriac_prepared"
+_STALE: Final = {"26000", "0A000"}  # no such prepared statement; cached plan must not change result type
 _numbers = itertools.count()
 _NUMBERED: Final = PGDialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
@@ -40,7 +42,12 @@ class Prepared:
     def execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
         if not _prepares(connection):
             return connection.execute(self.text, values)
-        return connection.exec_driver_sql(self.executing(self._prepared(connection)), dict(values))
+        try:
+            return self._execute(connection, values)
+        except DBAPIError as error:
+            if not _may_be_sent_again(connection, error):
+                raise
+            return self._execute(connection, values)
 
     def row(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
         """Its one row. Where it is a transaction by itself, on a connection of ours, it goes straight to the driver.
@@ -50,6 +57,17 @@ class Prepared:
         """
         if not (is_at_once(connection) and _prepares(connection)):
             return self.execute(connection, values).one()
+        try:
+            return self._row(connection, values)
+        except DBAPIError as error:
+            if not _may_be_sent_again(connection, error):
+                raise
+            return self._row(connection, values)
+
+    def _execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
+        return connection.exec_driver_sql(self.executing(self._prepared(connection)), dict(values))
+
+    def _row(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
         text = self.executing(self._prepared(connection))
         driver: Any = connection.connection.dbapi_connection
         try:
@@ -81,6 +99,17 @@ class Prepared:
 
     def executing(self, name: str) -> str:
         return name.join(self._executes)
+
+
+def _may_be_sent_again(connection: Connection, error: DBAPIError) -> bool:
+    """A plan that the server has dropped (DEALLOCATE), or that no longer fits the schema, is made anew the next time.
+
+    That is now, where the statement was alone in its transaction.
+    """
+    if getattr(error.orig, "pgcode", None) not in _STALE:
+        return False
+    connection.info.pop(_KEY, None)
+    return is_at_once(connection)
 
 
 def _prepares(connection: Connection) -> bool:

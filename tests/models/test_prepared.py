@@ -91,3 +91,29 @@ def test_threads_and_connections_that_commit_at_once_know_their_own(engine: Engi
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(ask, range(200))) == list(range(200))
+
+
+NAMED = Prepared("SELECT name FROM prepared_things LIMIT CAST(:most AS integer)")
+
+
+@pytest.mark.parametrize("asks", [Prepared.row, Prepared.rows], ids=["row", "rows"])
+@pytest.mark.parametrize("stale", ["DEALLOCATE ALL", "ALTER TABLE prepared_things ALTER name TYPE char(9)"])
+def test_a_plan_that_the_server_has_dropped_or_outgrown_is_made_anew(stale: str, asks: Any, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO prepared_things VALUES ('a thing')"))
+    with at_once(engine) as connection:
+        before = asks(NAMED, connection, {"most": 1})
+        connection.execute(text(stale))
+        after = asks(NAMED, connection, {"most": 1})
+    assert "a thing" in str(before)
+    assert "a thing" in str(after)
+
+
+def test_within_a_transaction_a_dropped_plan_is_an_error_once(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert count(connection, 1) == 1
+        connection.execute(text("DEALLOCATE ALL"))
+        with pytest.raises(DBAPIError):
+            count(connection)
+        connection.rollback()
+        assert count(connection, 2) == 2
