@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -85,7 +85,10 @@ def _finishing(handler: Handler, finish: Finish) -> Handler:
     """The last part of a handler that ran outside, as a transactional one."""
 
     def write(_task: Task, db: Session) -> Any:
-        finish.write(db)
+        left = finish.write(db)
+        if isinstance(left, Coroutine | Generator):
+            left.close()
+            raise TypeError("What is left to Finish is async or a generator, and calling it does nothing.")
         return finish.result
 
     return replace(handler, transactional=True, function=write)

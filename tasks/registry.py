@@ -84,6 +84,7 @@ class Handler:
 
 
 _registered: dict[str, Handler] = {}
+_NOT_AT_ONCE: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 def handler(
@@ -168,6 +169,8 @@ def _check(made: Handler) -> None:
         raise BadHandler(
             f"{made.type}: the soft limit is positive, not above the hard one, and at most a hundred years."
         )
+    if any(kind(made.function) for kind in _NOT_AT_ONCE):
+        raise BadHandler(f"{made.type}: its function is async or a generator, and calling it would do nothing.")
     wanted = 2 if made.transactional else 1
     positional = [p for p in inspect.signature(made.function).parameters.values() if p.default is p.empty]
     if len([p for p in positional if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) != wanted:

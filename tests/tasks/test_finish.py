@@ -36,6 +36,13 @@ def test_a_finish_commits_with_succeeded_and_its_result() -> None:
                   " SELECT xmin FROM ingest_task) AS found") == 1, "one transaction"  # fmt: skip
 
 
+def test_a_finish_that_nobody_awaits_has_failed() -> None:
+    async def write(_db: Session) -> None:
+        """Never."""
+
+    assert state(ran(lambda _: Finish(write)))[:2] == ("RETRYING", 1)
+
+
 @pytest.mark.guarantee
 @pytest.mark.parametrize(
     ("error", "expected"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from tasks.registry import BadHandler, handler, handlers
+from tasks.task import Task
 from tests.servers import ServersOfTests
 from tests.tasks.work import insert
 
@@ -32,3 +35,21 @@ def test_numbers_that_the_ledger_or_the_timer_would_refuse_are_refused_at_the_st
     with pytest.raises(BadHandler):
         handler("test.bad", **how)(insert)
     assert "test.bad" not in handlers()
+
+
+async def asynchronous(_task: Task, _db: Session) -> None:
+    """Nobody awaits it."""
+
+
+def generator(_task: Task, _db: Session) -> Iterator[None]:
+    yield
+
+
+async def both(_task: Task, _db: Session) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("function", [asynchronous, generator, both])
+def test_a_function_that_does_nothing_when_it_is_called_is_refused_at_the_start(function: Any) -> None:
+    with pytest.raises(BadHandler):
+        handler("test.bad")(function)
