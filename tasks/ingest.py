@@ -47,10 +47,12 @@ _WAITED: Final = """CASE WHEN :in_line THEN
             at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
 # ring_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7). Whoever is
 # rung now waits for this ring from now on: if it is lost, that is noticed after a grace, however long it waited before.
+# Whoever is rung for later has that ring already: a message that comes twice must not become two for ever.
 RING_AGAIN: Final = text(f"""
     WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
     held AS MATERIALIZED (
         SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
+          AND (:seconds <= 0 OR rung_at IS NULL OR rung_at <= (SELECT at FROM clock))
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
     waiting AS (
         UPDATE ingest_task task SET rung_at = at + greatest(make_interval(secs => :seconds), {_WAITED}),

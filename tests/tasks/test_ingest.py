@@ -19,6 +19,7 @@ import settings
 from models.engine import engine
 from tasks import Discard, Permanent, Snooze
 from tasks.batch import Batch
+from tasks.ingest import UNHANDLED_SECONDS
 from tasks.registry import find
 from tasks.task import Task
 from tests.outbox.ledger import move
@@ -27,6 +28,7 @@ from tests.tasks.deliveries import (
     are_well,
     at_commit,
     audits,
+    change,
     claimed,
     counted,
     delivered,
@@ -383,6 +385,16 @@ def test_a_message_of_more_than_a_batch_is_run_in_batches() -> None:
     with handled("test.sizes", lambda tasks, _db: sizes.append(len(tasks)), many=True, batch=4):
         delivered(submitted(10, "test.sizes"))
     assert sizes == [4, 4, 2]
+
+
+def test_a_task_without_a_handler_has_one_ring_for_later_however_often_it_is_delivered(ledger: ServersOfTests) -> None:
+    (id_,) = submitted(1)
+    change(id_, "type = 'test.of_tomorrow'")
+    for times in (1, 2):
+        for _ in range(3):
+            delivered([id_])
+        assert len([ring for ring in rings() if ring.due_at]) == times
+        move(ledger, UNHANDLED_SECONDS + 1)
 
 
 def test_a_claim_that_is_made_by_hand_can_be_run_by_hand() -> None:
