@@ -14,9 +14,10 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -28,12 +29,14 @@ from outbox.lease import connection_of
 from tasks import guard, keys, rings
 from tasks.actor import actor
 from tasks.batch import Batch
+from tasks.call import is_serialization_failure
 from tasks.counting import count
 from tasks.guard import Claim
 from tasks.outcomes import Released, Snoozed
 from tasks.pace import fills_a_small_batch
 from tasks.reclaim import give_back
 from tasks.registry import find, handlers
+from tasks.unsettled import REPEATS
 
 logger = logging.getLogger(__name__)
 
@@ -83,16 +86,18 @@ def _claim_and_run(
     while ids:
         token = uuid.uuid4()
         try:
-            with at_once(engine) as connection:
-                claimed = claim(
-                    connection,
-                    ids,
+            claimed = _repeated_if_asked(
+                engine,
+                partial(
+                    claim,
+                    ids=ids,
                     handlers=handlers(),
                     holder=actor(),
                     lease_seconds=current.ingest_lease_seconds,
                     token=token,
                     durable=owned is not None,
-                )
+                ),
+            )
             failpoint("ingest.after_claim")
             count("skipped", len(claimed.skipped))
             count("not_due", len(claimed.not_due))
@@ -112,6 +117,19 @@ def _claim_and_run(
         if batch:
             batch.run()
     return keyed
+
+
+def _repeated_if_asked(engine: Engine, claim: Callable[[Connection], Claim]) -> Claim:
+    """A database whose default is REPEATABLE READ or above may ask for that (P14); an error would lose the message."""
+    for _ in range(REPEATS - 1):
+        try:
+            with at_once(engine) as connection:
+                return claim(connection)
+        except DBAPIError as error:
+            if not is_serialization_failure(error):
+                raise
+    with at_once(engine) as connection:
+        return claim(connection)
 
 
 def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:

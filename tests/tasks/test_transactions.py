@@ -240,6 +240,27 @@ def test_a_repetition_that_commit_asks_for_burns_nothing() -> None:
             connection.execute(text("DROP TABLE test_conflict; DROP FUNCTION test_ask; DROP SEQUENCE test_times"))
 
 
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_repetition_of_the_claim_that_the_database_asks_for_burns_nothing(code: str) -> None:
+    """As one does whose default is REPEATABLE READ or SERIALIZABLE."""
+    with engine().begin() as connection:
+        connection.execute(
+            text(f"""
+            CREATE SEQUENCE test_times;
+            CREATE FUNCTION test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('test_times') < {REPEATS} THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;
+                RETURN NULL; END $$;
+            CREATE TRIGGER ask AFTER INSERT ON task_lease FOR EACH ROW EXECUTE FUNCTION test_ask()""")
+        )
+    try:
+        ids = inserting({}, 3)
+        delivered(ids)
+        are_well(ids)
+    finally:
+        with engine().begin() as connection:
+            connection.execute(text("DROP FUNCTION test_ask CASCADE; DROP SEQUENCE test_times"))
+
+
 def test_a_database_that_asks_without_end_burns_nothing_and_is_left_in_peace_for_a_while() -> None:
     ids = inserting({1: failing("40001", 1000)}, 3)
     delivered(ids)
