@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import DataError, DBAPIError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 import metrics
@@ -130,7 +130,7 @@ def give_back(engine: Engine, settings: Settings, token: uuid.UUID, outcome: Rel
                 settlement = Settlement(token, _handler(tasks[0].type), settings)
                 settlement.settle(db, [(task, outcome) for task in tasks], is_last=True)
             db.commit()
-    except (DBAPIError, CeleriacError) as error:
+    except (SQLAlchemyError, CeleriacError) as error:
         logger.warning("left to reclaim, if it was claimed: %s", str(error).partition("\n")[0])
 
 

@@ -13,7 +13,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolIsEmpty
 from sqlalchemy.orm import Session
 
 from models.engine import Bind
@@ -71,7 +72,7 @@ class Unsettled:
             return
         try:
             self.done(outcomes, self._settled(outcomes))
-        except (DBAPIError, CeleriacError):
+        except (SQLAlchemyError, CeleriacError):
             logger.exception("left to reclaim: %d tasks", len(outcomes))
 
     def done(self, outcomes: Outcomes, settled: Mapping[Task, Outcome]) -> None:
@@ -106,6 +107,8 @@ class Unsettled:
                 if not error.connection_invalidated and not is_serialization_failure(error):
                     raise
                 answer_was_lost |= error.connection_invalidated
+            except PoolIsEmpty:  # other threads have all connections, and what ran is not to run again for that
+                logger.warning("no connection is free to settle %d tasks", len(outcomes))
             else:
                 return dict(outcomes) if answer_was_lost else settled
         raise LedgerLost

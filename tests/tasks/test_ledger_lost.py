@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -202,6 +203,18 @@ def test_an_effect_elsewhere_is_settled_although_the_answer_was_lost(
         ingest(through_the_line, [id_])
     assert rows() == [("SUCCEEDED", 0)]
     assert (leases(), audits()) == (0, [])
+
+
+def test_an_effect_elsewhere_is_settled_although_other_threads_have_all_connections() -> None:
+    small = make_engine(settings.current().database_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+
+    def take_the_last(_task: Task) -> None:
+        threading.Timer(0.25, small.connect().close).start()
+
+    with handled("test.elsewhere", take_the_last, transactional=False):
+        ingest(small, submitted(1, "test.elsewhere"))
+    small.dispose()
+    assert (rows(), leases()) == ([("SUCCEEDED", 0)], 0)
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, Reclaimed(1, charged=1)), (3, Reclaimed(1, isolated=3))], ids=str)
