@@ -53,12 +53,18 @@ END $$
 """
 
 # Newborn tasks whose key is that of a pruned one are taken back. An INSERT that waited for the pruning did not see its
-# tombstones; a volatile function looks anew.
+# tombstones; a volatile function looks anew. At REPEATABLE READ and above nothing does: whoever tries to put a stone
+# where one is that it cannot see is told so (40001), and repeats its transaction.
 GIVE_WAY: Final = """
 CREATE FUNCTION ingest_give_way(ids uuid[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
     gave_way uuid[];
 BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        INSERT INTO task_tombstone (id, status, payload_sha) SELECT unnest(ids), 'DISCARDED', ''
+        ON CONFLICT (id) DO NOTHING;
+        DELETE FROM task_tombstone WHERE id = ANY(ids) AND payload_sha = '';
+    END IF;
     WITH gone AS (
         DELETE FROM ingest_task task USING task_tombstone stone
         WHERE stone.id = ANY(ids) AND task.id = stone.id RETURNING task.id)
