@@ -41,7 +41,7 @@ AGAIN: Final = text("""
     SELECT count(*) FROM ingest_task_transition WHERE from_status = 'RUNNING' AND to_status <> 'SUCCEEDED'
 """)
 REFUSED: Final = text("SELECT count(*) FROM task_audit")
-HELD: Final = text("SELECT count(*) FROM task_lease WHERE holder = ANY(:holders)")
+HELD: Final = text("SELECT count(*) FROM task_lease WHERE regexp_replace(holder, '-[^-]*$', '') = ANY(:holders)")
 
 
 @dataclass(frozen=True, slots=True)

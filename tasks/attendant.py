@@ -18,7 +18,7 @@ import psutil
 import settings
 from models.engine import engine
 from tasks import ticks
-from tasks.actor import HOST
+from tasks.actor import holder_of
 from tasks.intervals import BEAT_SEEN_SECONDS, intervals
 from tasks.reclaim import take_over
 from tasks.tick_rows import BEAT, tick_age
@@ -79,9 +79,10 @@ class Attendant:
         lost = {pid for pid in self._known if _has_ended(pid)}
         self._known -= lost
         self._lost |= dict.fromkeys(lost, LOOKS_AFTER_LOST)
+        self._lost = {pid: looks for pid, looks in self._lost.items() if pid not in self._known}  # a number used again
         current = settings.current()
         if self._lost and current.ingest_reclaim_enabled:
-            found = take_over(engine(), current, holders=[f"{HOST}:{pid}" for pid in self._lost])
+            found = take_over(engine(), current, holders=[holder_of(pid) for pid in self._lost])
             if found.leases:
                 logger.warning("a child was lost: %d tasks charged, %d isolated", found.charged, found.isolated)
         self._lost = {pid: looks - 1 for pid, looks in self._lost.items() if looks > 1}

@@ -16,6 +16,7 @@ from celery import Celery, signals
 
 import metrics
 import settings
+from tasks.actor import WORKER
 from tasks.births import Births
 from tasks.first_words import a_sentence_for_whoever_typed
 from tasks.logs import configure_logging
@@ -77,6 +78,7 @@ def _serve_metrics(**_: Any) -> None:
 
 @signals.worker_init.connect
 def _expect_children(**_: Any) -> None:
+    logger.info("this worker holds leases as %s", WORKER)  # its children inherit that
     _births.append(Births())
 
 

@@ -11,6 +11,7 @@ settled or refused; if this process dies before, the broker or reclaim brings th
 from __future__ import annotations
 
 import logging
+import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from models.engine import at_once
 from models.errors import CeleriacError
 from outbox.lease import connection_of
 from tasks import guard, keys, rings
-from tasks.actor import actor
+from tasks.actor import holder_of
 from tasks.batch import Batch
 from tasks.call import is_serialization_failure
 from tasks.counting import count
@@ -92,7 +93,7 @@ def _claim_and_run(
                     claim,
                     ids=ids,
                     handlers=handlers(),
-                    holder=actor(),
+                    holder=holder_of(os.getpid()),
                     lease_seconds=current.ingest_lease_seconds,
                     token=token,
                     durable=owned is not None,

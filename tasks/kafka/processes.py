@@ -18,6 +18,7 @@ from typing import Final
 import metrics
 import settings
 from settings import ROOT
+from tasks.actor import WORKER, WORKER_VARIABLE
 from tasks.attendant import Attendant
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Processes:
 
 def _start() -> subprocess.Popen[bytes]:
     """It counts into the parent's folder, which the parent serves."""
-    environment = {**os.environ, "WORKER_METRICS_PORT": "0"}
+    environment = {**os.environ, "WORKER_METRICS_PORT": "0", WORKER_VARIABLE: WORKER}
     environment.pop("CELERIAC_METRICS_DIR", None)
     command = [sys.executable, str(ROOT / "manage.py"), "kafka-worker", "--child-of", str(os.getpid())]
     return subprocess.Popen(command, env=environment)

@@ -22,7 +22,7 @@ import settings
 from checks import workers
 from models.engine import engine, forget_inherited_connections, sessions
 from tasks import NewTask, Task, guard, handler, registry, submit_many, ticks
-from tasks.actor import HOST, actor
+from tasks.actor import actor, holder_of
 from tasks.attendant import Attendant
 from tasks.births import Births
 from tasks.heartbeat import heartbeat
@@ -265,7 +265,7 @@ def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked
     children = {gone()}
     (pid,) = children
     with engine().connect() as connection:
-        guard.claim(connection, ids, handlers=handlers(), holder=f"{HOST}:{pid}", lease_seconds=LEASE)
+        guard.claim(connection, ids, handlers=handlers(), holder=holder_of(pid), lease_seconds=LEASE)
     attendant = Attendant(lambda: set(children), runs_ticks=False)
     attendant.start()
     attendant.stop()
@@ -278,12 +278,33 @@ def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked
     assert rows("status, error_code") == [("RETRYING", "worker_lost")]
 
 
+def test_a_child_that_got_the_number_of_a_lost_one_keeps_its_tasks() -> None:
+    children: set[int] = set()
+    attendant = Attendant(lambda: children, runs_ticks=False)
+    attendant._lost[os.getpid()] = 5
+    children.add(os.getpid())
+    with engine().connect() as connection:
+        holder = holder_of(os.getpid())
+        guard.claim(connection, submitted(1), handlers=handlers(), holder=holder, lease_seconds=LEASE)
+    attendant.look()
+    assert rows("status, attempt_count") == [("RUNNING", 0)]
+
+
+def test_a_namesake_in_another_container_keeps_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = gone()
+    with engine().connect() as connection:
+        guard.claim(connection, submitted(1), handlers=handlers(), holder=holder_of(pid), lease_seconds=LEASE)
+    monkeypatch.setattr("tasks.actor.WORKER", "another")
+    Attendant(lambda: {pid}, runs_ticks=False).look()
+    assert rows("status, attempt_count") == [("RUNNING", 0)]
+
+
 def test_a_child_that_was_born_and_died_between_two_looks_is_taken_over_at_once() -> None:
     births = Births()
     attendant = Attendant(set, born=births.heard, runs_ticks=False)
     pid = gone(births.tell)
     with engine().connect() as connection:
-        guard.claim(connection, submitted(1), handlers=handlers(), holder=f"{HOST}:{pid}", lease_seconds=LEASE)
+        guard.claim(connection, submitted(1), handlers=handlers(), holder=holder_of(pid), lease_seconds=LEASE)
     attendant.look()
     assert rows("status, error_code") == [("RETRYING", "worker_lost")]
     assert births.heard() == set()
