@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,44 +19,27 @@ from sqlalchemy.orm import Session
 
 import failpoint
 import settings
-from checks import workers
-from models.engine import engine, forget_inherited_connections, sessions
-from tasks import NewTask, Task, guard, handler, registry, submit_many, ticks
-from tasks.actor import actor, holder_of
-from tasks.attendant import Attendant
-from tasks.births import Births
+from models.engine import engine, sessions
+from tasks import NewTask, Task, handler, registry, submit_many
+from tasks.actor import actor
+from tasks.guard import Claim
 from tasks.heartbeat import heartbeat
 from tasks.ingest import ingest
 from tasks.reclaim import Reclaimed, take_over
 from tasks.registry import handlers
-from tasks.tick_rows import BEAT, record_tick
+from tasks.tick_rows import record_tick
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import raising
-from tests.tasks.work import SCRIPTS, OnPurpose, effects, insert, register, rings, rows, sink, task, transitions
+from tests.tasks.deliveries import claimed as claimed_by
+from tests.tasks.deliveries import submitted
+from tests.tasks.work import SCRIPTS, effects, insert, rings, rows, task, transitions
 
 LEASE = 60
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    register()
-    sink()
-    yield stack
-    SCRIPTS.clear()
-    failpoint.arm()
-
-
-def submitted(count: int, type: str = "test.insert", payload: Any = None, **how: Any) -> list[uuid.UUID]:
-    with sessions()() as session:
-        ids = [each.task_id for each in submit_many(session, [NewTask(type, payload, **how) for _ in range(count)])]
-        session.commit()
-    return ids
-
-
-def claimed(ids: list[uuid.UUID]) -> guard.Claim:
-    with engine().connect() as connection:
-        return guard.claim(connection, ids, handlers=handlers(), holder="lost:1", lease_seconds=LEASE)
+def claimed(ids: list[uuid.UUID]) -> Claim:
+    return claimed_by(ids, holder="lost:1", lease_seconds=LEASE)
 
 
 def later(stack: ServersOfTests, seconds: float) -> None:
@@ -74,7 +57,6 @@ def in_a_child(work: Callable[[], None], *, failpoints: str = "") -> int:
     """Runs in a forked process; returns its pid after its end, however that was."""
     pid = os.fork()
     if pid == 0:
-        forget_inherited_connections()
         faulthandler.disable()  # a segfault on purpose needs no report
         failpoint.arm(failpoints)
         try:
@@ -241,131 +223,6 @@ def test_a_lease_that_somebody_has_in_hand_keeps_no_other_from_being_renewed(led
         heartbeat().beat()
         assert (renewed.is_lost, renewed.deadline > now) == (False, True)
         assert (waits.is_lost, waits.deadline) == (False, now)
-
-
-def test_a_killed_child_is_taken_over_at_once_by_its_parent(ledger: ServersOfTests) -> None:
-    ids = submitted(1)
-    children = {os.getpid()}
-    attendant = Attendant(lambda: set(children), runs_ticks=False)
-    pid = os.fork()
-    if pid == 0:
-        forget_inherited_connections()
-        failpoint.arm("ingest.after_claim=kill")
-        ingest(engine(), ids)
-        os._exit(1)
-    children.add(pid)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its parent has yet to fetch its exit code
-    attendant.look()
-    assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "worker_lost")]
-    os.waitpid(pid, 0)
-
-
-def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked_is_not_forgotten() -> None:
-    ids = submitted(1)
-    children = {gone()}
-    (pid,) = children
-    with engine().connect() as connection:
-        guard.claim(connection, ids, handlers=handlers(), holder=holder_of(pid), lease_seconds=LEASE)
-    attendant = Attendant(lambda: set(children), runs_ticks=False)
-    attendant.start()
-    attendant.stop()
-    children.clear()
-    with engine().connect() as somebody:
-        somebody.execute(text("SELECT FROM task_lease FOR UPDATE"))
-        attendant.look()
-        assert rows("status") == [("RUNNING",)]
-    attendant.look()
-    assert rows("status, error_code") == [("RETRYING", "worker_lost")]
-
-
-def test_a_child_that_got_the_number_of_a_lost_one_keeps_its_tasks() -> None:
-    children: set[int] = set()
-    attendant = Attendant(lambda: children, runs_ticks=False)
-    attendant._lost[os.getpid()] = 5
-    children.add(os.getpid())
-    with engine().connect() as connection:
-        holder = holder_of(os.getpid())
-        guard.claim(connection, submitted(1), handlers=handlers(), holder=holder, lease_seconds=LEASE)
-    attendant.look()
-    assert rows("status, attempt_count") == [("RUNNING", 0)]
-
-
-def test_a_namesake_in_another_container_keeps_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = gone()
-    with engine().connect() as connection:
-        guard.claim(connection, submitted(1), handlers=handlers(), holder=holder_of(pid), lease_seconds=LEASE)
-    monkeypatch.setattr("tasks.actor.WORKER", "another")
-    Attendant(lambda: {pid}, runs_ticks=False).look()
-    assert rows("status, attempt_count") == [("RUNNING", 0)]
-
-
-def test_a_child_that_was_born_and_died_between_two_looks_is_taken_over_at_once() -> None:
-    births = Births()
-    attendant = Attendant(set, born=births.heard, runs_ticks=False)
-    pid = gone(births.tell)
-    with engine().connect() as connection:
-        guard.claim(connection, submitted(1), handlers=handlers(), holder=holder_of(pid), lease_seconds=LEASE)
-    attendant.look()
-    assert rows("status, error_code") == [("RETRYING", "worker_lost")]
-    assert births.heard() == set()
-
-
-def test_an_attendant_that_cannot_look_after_children_still_ticks(
-    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[str] = []
-    monkeypatch.setattr("tasks.ticks.run", ran.append)
-    attendant = Attendant(lambda: 1 / 0, runs_ticks=True)  # type: ignore[arg-type, return-value]
-    with engine().begin() as connection:
-        record_tick(connection, BEAT, holder="beat")
-    move(ledger, 21)
-    attendant.look()
-    assert sorted(ran) == ["prune", "reclaim", "relay"]
-
-
-def gone(before: Callable[[], None] = lambda: None) -> int:
-    """The pid of a process that has ended."""
-    pid = os.fork()
-    if pid == 0:
-        before()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return pid
-
-
-def test_what_is_wrong_with_a_lease_keeps_no_ring_from_being_rung_again_and_the_doctor_says_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looked: list[str] = []
-    monkeypatch.setattr(ticks, "take_over", raising(OnPurpose("no")))
-    monkeypatch.setattr("tasks.lost_rings.ring_again", lambda *_, **__: looked.append("rings"))
-    with pytest.raises(OnPurpose):
-        ticks.run("reclaim")
-    assert looked == ["rings"]
-    (found,) = workers._ticks()
-    assert (found.name, found.level, found.message) == ("tick.reclaim", "fail", "failed the last time: OnPurpose: no")
-    monkeypatch.undo()
-    ticks.run("reclaim")
-    assert [finding.level for finding in workers._ticks()] == ["ok"]
-
-
-def test_a_worker_ticks_by_itself_while_beat_is_silent(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-    monkeypatch.setattr("tasks.ticks.run", ran.append)
-    attendant = Attendant(set, runs_ticks=True)
-    with engine().begin() as connection:
-        record_tick(connection, BEAT, holder="beat")
-    attendant.look()
-    assert ran == []
-    move(ledger, 21)
-    attendant._look_at_beat_at = 0.0
-    attendant.look()
-    assert sorted(ran) == ["prune", "reclaim", "relay"]
-    with engine().begin() as connection:
-        record_tick(connection, BEAT, holder="beat")
-    attendant.look()
-    attendant.look()
-    assert len(ran) == 3
 
 
 def test_a_handler_that_runs_three_leases_long_keeps_its_task(
