@@ -118,13 +118,13 @@ def sessions() -> sessionmaker[Session]:
     return _sessions(engine())
 
 
-def forget_inherited_connections() -> None:
+def _forget_inherited_connections() -> None:
     """In a child after fork: drop the parent's connections without closing them under its feet."""
     for inherited in _engines.values():
         inherited.dispose(close=False)
 
 
-os.register_at_fork(after_in_child=forget_inherited_connections)  # a server with workers forks, and so may a handler
+os.register_at_fork(after_in_child=_forget_inherited_connections)  # a server with workers forks, and so may a handler
 
 
 def place(url: URL) -> str:

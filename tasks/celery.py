@@ -98,9 +98,6 @@ def _start_attendant(sender: Any, **_: Any) -> None:
 
 @signals.worker_process_init.connect
 def _start_child(**_: Any) -> None:
-    from models.engine import forget_inherited_connections  # noqa: PLC0415 - as above
-
-    forget_inherited_connections()
     for births in _births:
         births.tell()
     gc.freeze()  # a worker has loaded 100,000 objects, which no collection need look at again

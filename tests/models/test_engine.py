@@ -12,7 +12,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import DataError, OperationalError
 
 import settings
-from models.engine import engine, forget_inherited_connections, make_engine, sessions
+from models.engine import engine, make_engine, sessions
 from models.errors import Unreachable
 
 
@@ -81,19 +81,6 @@ def test_a_process_shares_one_engine_and_one_session_factory(configured: str) ->
     assert sessions() is sessions()
     with sessions()() as session:
         assert session.scalar(text("SELECT 1")) == 1
-    engine().dispose()
-
-
-def test_a_child_forgets_its_parents_connections_without_closing_them(configured: str) -> None:
-    with engine().connect() as connection:
-        parents = connection.connection.dbapi_connection
-    forget_inherited_connections()
-    assert parents is not None
-    cursor = parents.cursor()
-    cursor.execute("SELECT 1")  # the parent's connection still lives
-    with engine().connect() as connection:
-        assert connection.connection.dbapi_connection is not parents
-    parents.close()
     engine().dispose()
 
 

@@ -224,9 +224,6 @@ def test_a_forked_child_publishes_with_a_thread_and_a_token_of_its_own(session: 
     parent_token = submitter().lease_token
     pid = os.fork()
     if pid == 0:
-        from models.engine import forget_inherited_connections
-
-        forget_inherited_connections()
         with sessions()() as own:
             outbox.add(own, RING, ring())
             own.commit()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import failpoint
 import settings
-from models.engine import engine, forget_inherited_connections
+from models.engine import engine
 from tasks.ingest import ingest
 from tasks.reclaim import Reclaimed, take_over
 from tasks.tick_rows import record_tick
@@ -22,7 +22,6 @@ def start_child(work: Callable[[], None], *, failpoints: str = "") -> int:
     """Its pid. It ends without a word, however that is."""
     pid = os.fork()
     if pid == 0:
-        forget_inherited_connections()
         failpoint.arm(failpoints)
         try:
             work()

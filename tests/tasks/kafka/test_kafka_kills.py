@@ -21,7 +21,7 @@ from sqlalchemy import text
 import settings
 from chaos.handlers import CREATE
 from failpoint import arm
-from models.engine import engine, forget_inherited_connections
+from models.engine import engine
 from settings import ROOT
 from tasks.kafka import intake
 from tasks.kafka.intake import Intake
@@ -36,7 +36,6 @@ def killed_at(place: str) -> None:
     """A worker in a child of this process, which ends there."""
     pid = os.fork()
     if pid == 0:
-        forget_inherited_connections()
         arm(f"{place}=kill")
         worker = Worker(engine(), Intake(settings.current()))
         deadline = time.monotonic() + 20

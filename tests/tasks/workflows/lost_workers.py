@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import failpoint
 import settings
-from models.engine import engine, forget_inherited_connections
+from models.engine import engine
 from tasks.ingest import ingest
 from tasks.reclaim import take_over
 from tests.servers import ServersOfTests
@@ -29,7 +29,6 @@ class Worker:
         self.slept_seconds = multiprocessing.Value("d", 0.0)
         self.pid = os.fork()
         if self.pid == 0:
-            forget_inherited_connections()
             faulthandler.disable()
             real = time.monotonic
             time.monotonic = lambda: real() + self.slept_seconds.value
