@@ -76,7 +76,8 @@ def _parts(
     python = [sys.executable, "-m"]
     celery = [*python, "celery", *([] if verbose else ["-q"]), "-A", "tasks"]  # -q: no banner
     quiet_start = ["--without-gossip", "--without-mingle", "-l", level]
-    yield Part("worker", [*celery, "worker", "-n", "ingest@%h", "-Q", "ingest", "-c", "2", *quiet_start], shared)
+    queues = ",".join(settings.ingest_queues)
+    yield Part("worker", [*celery, "worker", "-n", "ingest@%h", "-Q", queues, "-c", "2", *quiet_start], shared)
     system = shared | ({"WORKER_METRICS_PORT": str(port + 1)} if (port := settings.worker_metrics_port) else {})
     yield Part("system", [*celery, "worker", "-n", "system@%h", "-Q", "system", "-c", "1", *quiet_start], system)
     yield Part(

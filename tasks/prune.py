@@ -13,33 +13,37 @@ from typing import Final
 from sqlalchemy import Engine, TextClause, text
 
 from settings import Settings
+from tasks import keys, rings
+from tasks.registry import handlers
 
 BATCH: Final = 500
 
 
-def _pruning(statuses: str) -> TextClause:
+def _pruning(statuses: str, then: str = "") -> TextClause:
     return text(f"""
-        WITH old AS MATERIALIZED (
+        WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+        old AS MATERIALIZED (
             SELECT id FROM ingest_task
-            WHERE status IN ({statuses}) AND finished_at < (SELECT ledger_now()) - make_interval(hours => :hours)
+            WHERE status IN ({statuses}) AND finished_at < (SELECT at FROM clock) - make_interval(hours => :hours)
             ORDER BY finished_at LIMIT :batch FOR UPDATE SKIP LOCKED),
         gone AS (
             DELETE FROM ingest_task task USING old WHERE task.id = old.id
-            RETURNING task.id, task.status, task.payload, task.idempotency_key),
+            RETURNING task.id, task.status, task.payload, task.idempotency_key, task.partition_key),
         stones AS (
             INSERT INTO task_tombstone (id, status, payload_sha, created_at)
-            SELECT id, status, ingest_payload_sha(payload), (SELECT ledger_now()) FROM gone
+            SELECT id, status, ingest_payload_sha(payload), (SELECT at FROM clock) FROM gone
             WHERE idempotency_key IS NOT NULL ON CONFLICT (id) DO NOTHING),
         transitions AS (DELETE FROM ingest_task_transition t USING old WHERE t.task_id = old.id),
         audits AS (DELETE FROM task_audit a USING old WHERE a.task_id = old.id),
         steps AS (DELETE FROM task_step s USING old WHERE s.task_id = old.id)
+        {then}
         SELECT count(*) FROM gone
     """)  # noqa: S608 - literals of this file
 
 
 # prune: final longer ago than its retention → gone, the oldest first.
 PRUNE_DONE: Final = _pruning("'SUCCEEDED', 'DISCARDED'")
-PRUNE_DEAD: Final = _pruning("'DEAD'")
+PRUNE_DEAD: Final = _pruning("'DEAD'", f",{keys.freed('gone')}, {rings.rung('freed')}")  # it has held its key (P9)
 PRUNE_STONES: Final = text("""
     WITH old AS MATERIALIZED (
         SELECT id FROM task_tombstone
@@ -70,6 +74,7 @@ def _all(engine: Engine, statement: TextClause, hours: int, deadline: float) -> 
     done, last = 0, BATCH
     while last == BATCH and time.monotonic() < deadline:
         with engine.begin() as connection:
-            last = connection.execute(statement, {"hours": hours, "batch": BATCH}).scalar_one()
+            values = {"hours": hours, "batch": BATCH, "skipping": keys.skipping(handlers())}
+            last = connection.execute(statement, values | rings.ring_values(connection, ())).scalar_one()
         done += last
     return done

@@ -20,6 +20,7 @@ from tasks import Discard, NewTask, Permanent, Snooze, dead_letters, lost_rings,
 from tasks.details import details
 from tasks.guard import CLAIM
 from tasks.keys import CLAIM_KEYED, NEXT_SECONDS
+from tasks.prune import prune
 from tasks.registry import handlers
 from tasks.task import Task
 from tasks.why import Seen, reasons
@@ -152,6 +153,22 @@ def test_a_dead_task_holds_its_key_until_it_is_requeued_or_discarded_and_no_othe
     assert rung_since(last) == {ids[1]}, "whoever waited for it is rung"
     delivered([ids[1]])
     assert statuses(ids) == ["DISCARDED", "SUCCEEDED", "SUCCEEDED"]
+
+
+def test_a_dead_task_that_is_pruned_makes_way_and_rings_for_whoever_comes_next(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, follows = keyed("a", 2, errors={0: "die"})
+    delivered([dead])
+    assert statuses([dead, follows]) == ["DEAD", "QUEUED"]
+    last = last_ring()
+    monkeypatch.setenv("INGEST_DEAD_RETENTION_HOURS", "1")
+    settings.current.cache_clear()
+    move(ledger, 2 * 3600)
+    assert prune(engine(), settings.current()).tasks == 1
+    assert rung_since(last) == {follows}
+    delivered([follows])
+    assert statuses([follows]) == ["SUCCEEDED"]
 
 
 def test_a_dead_task_that_is_requeued_goes_first() -> None:
