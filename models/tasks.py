@@ -157,9 +157,7 @@ class TaskLease(Base):
     queue: Mapped[str]
     priority: Mapped[int] = mapped_column(SmallInteger)
     claimed_at: Mapped[Stamp]
-    rung_at: Mapped[
-        datetime | None
-    ]  # of the latest of the tasks that its own message named, of those that were rung once
+    rung_at: Mapped[datetime | None]  # of the latest of the tasks that its own message named
 
 
 class RingHorizon(Base):

@@ -49,8 +49,6 @@ def columns(content: str = "payload, nullif(context, '{}') AS context") -> str:
 
 
 _COUNT: Final = 13
-# Its message says how far the broker has come (P8). One that was rung again may come with a message of before.
-_RUNG_ONCE: Final = "updated_at = created_at AND rung_at <= greatest(created_at, next_retry_at)"
 # given: what a handler may have changed in its hands.
 GIVEN: Final = text("""
     SELECT id, payload, nullif(context, '{}') FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))
@@ -71,11 +69,10 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
         SELECT * FROM unnest(CAST(:types AS text[]), CAST(:batches AS integer[]), CAST(:relaxed AS boolean[]))
                       AS known(type, batch, relaxed)),
     own AS MATERIALIZED (
-        SELECT id, place, type, queue, priority, isolated, rung_at, rung_once, {OPEN} AS open, {DUE} AS due,
-               known.batch, known.relaxed, partition_key, key_seq
+        SELECT id, place, type, queue, priority, isolated, rung_at, {OPEN} AS open, {DUE} AS due, known.batch,
+               known.relaxed, partition_key, key_seq
         FROM given LEFT JOIN LATERAL (
-            SELECT type, queue, priority, isolated, rung_at, {_RUNG_ONCE} AS rung_once, status, next_retry_at,
-                   partition_key, key_seq
+            SELECT type, queue, priority, isolated, rung_at, status, next_retry_at, partition_key, key_seq
             FROM ingest_task WHERE id = given.id OFFSET 0) AS task ON true
         LEFT JOIN known USING (type)),
     {choose},
@@ -112,8 +109,7 @@ CLAIM: Final = claim_statement(
         FROM own WHERE open AND due AND partition_key IS NULL AND batch IS NOT NULL
         ORDER BY isolated, place LIMIT 1),
     mine AS MATERIALIZED (
-        SELECT own.id, CASE WHEN rung_once THEN rung_at END AS rung_at
-        FROM own JOIN kind USING (type, queue, priority, isolated)
+        SELECT own.id, own.rung_at FROM own JOIN kind USING (type, queue, priority, isolated)
         WHERE open AND due AND partition_key IS NULL ORDER BY place LIMIT (SELECT most FROM kind)),
     others AS MATERIALIZED (
         SELECT task.id FROM kind CROSS JOIN LATERAL (

@@ -2,9 +2,9 @@
 
 A task's ring counts as lost when the task is due, was rung longer ago than a grace, no ring of that age waits in the
 outbox, and either the broker's queue is empty, or a task of its queue and priority that was rung later has been claimed
-more than a grace ago. Such a task tells nothing if it was rung more than once: whose message came, nobody knows. The
-grace doubles with each ring of a task that still waits. A million tasks in a living queue are not rung again. Whether a
-message can still be there is asked of whatever carries them: `tasks/kafka/lag.py` answers for Kafka.
+more than a grace ago. The grace doubles with each ring of a task that still waits. A million tasks in a living queue
+are not rung again. Whether a message can still be there is asked of whatever carries them: `tasks/kafka/lag.py` answers
+for Kafka.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters

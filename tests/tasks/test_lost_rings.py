@@ -19,9 +19,7 @@ from outbox.submitter import submitter
 from tasks import NewTask, broker, guard, submit_many
 from tasks.ingest import ingest
 from tasks.lost_rings import ring_again
-from tasks.outcomes import Released
 from tasks.registry import handlers
-from tasks.settle import Settlement
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
 from tests.tasks.work import effects, register, rings, rows, sink
@@ -128,27 +126,6 @@ def test_a_task_that_was_overtaken_in_a_full_queue_is_rung_again(ledger: Servers
     assert look(depth=1) == 1  # that is a grace ago now
     assert rings()[-1].ids == [lost]
     assert waiting[0] not in rings()[-1].ids
-
-
-def test_a_task_that_was_given_back_and_comes_with_its_first_message_overtakes_nobody(ledger: ServersOfTests) -> None:
-    ahead = submitted(1)
-    (topped_up,) = submitted(1)
-    move(ledger, 1)
-    submitted(3)  # they wait behind it
-    move(ledger, 1)
-    with engine().connect() as connection:
-        claim = guard.claim(connection, ahead, handlers=_narrow(2), holder="worker", lease_seconds=600)
-    assert {task.id for task in claim.tasks} == {*ahead, topped_up}
-    settlement = Settlement(claim.token, handlers()["test.insert"], settings.current())
-    with sessions()() as session:
-        settlement.settle(session, [(task, Released("no time")) for task in claim.tasks], is_last=True)
-        session.commit()
-    assert submitter().flush(10)
-    with engine().connect() as connection:
-        guard.claim(connection, [topped_up], handlers=_narrow(1), holder="worker", lease_seconds=600)
-    assert look(depth=1) == 0
-    move(ledger, GRACE + 1)
-    assert look(depth=1) == 0
 
 
 def test_scheduled_tasks_are_nobodys_loss(ledger: ServersOfTests) -> None:
