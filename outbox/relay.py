@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from failpoint import failpoint
 from models.engine import make_engine
 from models.errors import Unreachable
+from models.reading import Unreadable
 from outbox import audit
 from outbox.audit import FlushCode
 from outbox.circuit import Circuits
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 STATEMENT_TIMEOUT_SECONDS: Final = 30.0
 LOOK_BELOW_SECONDS: Final = 1.0
 AT_ONCE: Final = 8  # destinations that are drained in parallel
+UNREADABLE: Final = "The payload or the headers cannot be read: a number is too long, or it is nested too deeply."
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,10 @@ class Relay:
             destination = self._destination(name)
         except UnknownDestination as error:
             return Ticked(dead=flush.dead(dict.fromkeys((event.id for event in events), str(error)), events))
+        if unreadable := [event for event in events if _is_unreadable(event)]:
+            buried = flush.dead(dict.fromkeys((event.id for event in unreadable), UNREADABLE), unreadable)
+            readable = [event for event in events if not _is_unreadable(event)]
+            return Ticked(dead=buried) + self._publish(name, readable, flush, claimed_at)
         fresh = flush.drop_duplicates(events) if destination.dedup else list(events)
         fresh = flush.renew(fresh, claimed_at, always=destination.publisher.is_slow)
         if not fresh:
@@ -188,3 +194,8 @@ class Relay:
                 for code, sentence in self._unwritten.items():
                     audit.write(connection, code, {None: sentence}, worker_id=self.worker_id)
             self._unwritten.clear()
+
+
+def _is_unreadable(event: ClaimedEvent) -> bool:
+    """A publisher would take it for text and send that."""
+    return isinstance(event.payload, Unreadable) or isinstance(event.headers, Unreadable)

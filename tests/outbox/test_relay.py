@@ -71,6 +71,26 @@ def test_a_destination_that_does_not_exist_is_dead_at_once_and_holds_up_nobody(
     assert audits() == {"outbox_flush_dead": 2}
 
 
+@pytest.mark.parametrize("column", ["payload", "headers"])
+@pytest.mark.parametrize("dedup", [False, True])
+def test_an_event_that_cannot_be_read_is_dead_and_never_sent_as_text(
+    column: str, dedup: bool, relay: Relay, stack: ServersOfTests
+) -> None:
+    hook = scripted(relay, "hook", lambda _event: Sent(), dedup=dedup)
+    bad, well = insert("hook", 2)
+    statement = text(f"UPDATE outbox_event SET {column} = CAST('{{\"n\": 1' || repeat('0', 5000) || '}}' AS jsonb)")
+    with engine().begin() as connection:
+        connection.execute(text(f"{statement} WHERE id = :id"), {"id": bad})
+    ticked = relay.tick()
+    assert (ticked.sent, ticked.dead, hook.got) == (1, 1, [well])
+    assert rows() == [("DEAD", 1), ("SENT", 0)]
+    assert "cannot be read" in rows("last_error")[0][0]
+    with engine().begin() as connection:
+        connection.execute(statement)
+        connection.execute(text("UPDATE outbox_event SET status = 'NEW', sent_at = NULL"))
+    assert relay.tick().dead == 2
+
+
 def test_a_failure_is_tried_again_after_a_doubling_wait_and_dead_after_the_last(
     relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
