@@ -10,8 +10,9 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, text
 
+from tasks.outcomes import Failure
+
 BEAT: Final = "beat"
-ERROR_LIMIT: Final = 500
 
 # record_tick: the tick ran just now, from start to end.
 RECORD_TICK = text("""
@@ -59,7 +60,7 @@ def single_flight(engine: Engine, name: str, *, holder: str, seconds: float) -> 
     try:
         yield began
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}".partition("\n")[0][:ERROR_LIMIT]
+        said = Failure.of(error).message
         raise
     finally:
         if began:

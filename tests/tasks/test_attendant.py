@@ -16,7 +16,7 @@ from tasks.actor import holder_of
 from tasks.attendant import Attendant
 from tasks.births import Births
 from tasks.ingest import ingest
-from tasks.tick_rows import BEAT, record_tick
+from tasks.tick_rows import BEAT, record_tick, single_flight
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import claimed, raising, submitted
@@ -123,6 +123,18 @@ def test_what_is_wrong_with_a_lease_keeps_no_ring_from_being_rung_again_and_the_
     monkeypatch.undo()
     ticks.run("reclaim")
     assert [finding.level for finding in workers._ticks()] == ["ok"]
+
+
+@pytest.mark.parametrize("said", ["a\x00b", "half a \ud83d"])
+def test_a_tick_that_fails_with_what_postgresql_cannot_hold_is_over_all_the_same(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticks, "take_over", raising(OnPurpose(said)))
+    with pytest.raises(OnPurpose):
+        ticks.run("reclaim")
+    assert [finding.level for finding in workers._ticks()] == ["fail"]
+    with single_flight(engine(), "reclaim", holder="another", seconds=60) as began:
+        assert began
 
 
 def test_a_worker_ticks_by_itself_while_beat_is_silent(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
