@@ -22,7 +22,8 @@ from models.database_errors import as_sqlalchemy_says_it
 from models.engine import is_at_once, is_ours
 
 _KEY: Final = "celeriac_prepared"
-_STALE: Final = {"26000", "0A000"}  # no such prepared statement; cached plan must not change result type
+_NOT_THERE: Final = "26000"  # no such prepared statement
+_STALE: Final = {_NOT_THERE, "0A000"}  # cached plan must not change result type
 _numbers = itertools.count()
 _NUMBERED: Final = PGDialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
@@ -99,6 +100,11 @@ class Prepared:
 
     def executing(self, name: str) -> str:
         return name.join(self._executes)
+
+
+def was_dropped(error: DBAPIError) -> bool:
+    """The server knew no plan of that name. The next transaction makes it anew."""
+    return getattr(error.orig, "pgcode", None) == _NOT_THERE
 
 
 def _may_be_sent_again(connection: Connection, error: DBAPIError) -> bool:

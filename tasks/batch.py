@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Coroutine, Generator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from failpoint import failpoint
 from models.arrays import array_of_ids
 from models.engine import Bind, at_once
 from models.errors import Unreachable
+from models.prepared import was_dropped
 from settings import Settings
 from tasks import pace
 from tasks.call import Repeat, call, call_outside, is_serialization_failure
@@ -66,6 +67,7 @@ logger = logging.getLogger(__name__)
 NO_TIME: Final = Released("there was no time to start it")
 ALONE_NEXT_TIME: Final = Isolated("its batch was broken, and there was no time to run it alone")
 NOT_ITS_TURN: Final = Released("a task before it in its partition key did not succeed")
+NOT_BEGUN: Final = Snoozed(1.0, "its batch could not begin")
 TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
 
 
@@ -110,8 +112,11 @@ class Batch:
         self.outside: dict[Task, float] = {}  # seconds before `Finish`, which belong to the same call
 
     def run(self) -> None:
-        with self._holding() as held, self.limit:
+        held: Held | None = None
+        with ExitStack() as stack:
             try:
+                held = stack.enter_context(self._holding())
+                stack.enter_context(self.limit)
                 if self.handler.transactional and len(self.claim.tasks) > 1:
                     self._together(held)
                 self._one_by_one(held)
@@ -123,7 +128,8 @@ class Batch:
                 logger.warning("the ledger was lost: %s", error)
                 self.unsettled.give_back(self._blamed(error, ErrorCode.LEDGER_LOST))
             except Exception as error:  # a fault of ours
-                self.unsettled.give_back(self._blamed(error, ErrorCode.HANDLER_ERROR))
+                given_up = self._blamed(error, ErrorCode.HANDLER_ERROR)
+                self.unsettled.give_back(given_up if held else [(task, NOT_BEGUN) for task in self.unsettled])
                 raise
 
     def _stop_starting_at(self) -> float:
@@ -248,7 +254,7 @@ class Batch:
         """Of settling, or of COMMIT, which checks the constraints that were deferred."""
         if db.is_lost:
             raise LedgerLost from error
-        if is_serialization_failure(error):
+        if is_serialization_failure(error) or was_dropped(error):
             raise Repeat from error
         if getattr(error.orig, "pgcode", None) == NO_SUCH_CURSOR:  # what it wrote may be there: never again
             return Dead(Failure.of(TransactionMisused(), ErrorCode.TRANSACTION_MISUSED))

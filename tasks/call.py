@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,8 +31,10 @@ from tasks.outcomes import (
 )
 from tasks.registry import Handler
 from tasks.steps import StepsLost
-from tasks.stopping import is_worker_stopping
+from tasks.stopping import what_stops
 from tasks.task import Task
+
+logger = logging.getLogger(__name__)
 
 SERIALIZATION_FAILURES: Final = {"40001", "40P01"}  # never a task's fault, and gone the next time (P14)
 LONGEST_CHAIN: Final = 10
@@ -51,17 +55,20 @@ def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held
     """
     if not all(map(_is_readable, tasks)):
         return [UNREADABLE] * len(tasks)
+    process = os.getpid()
     try:
         with _hard_limit(handler, held):
             result = limit.call(handler.function, list(tasks) if handler.many else tasks[0], db)
+            _end_a_child_of(process)
             failpoint("ingest.in_handler")
             db.take_stock()
         if result is None:
             return [DONE] * len(tasks)
         return [outcome_of_result(each) for each in (_each_of(result, tasks) if handler.many else [result])]
     except BaseException as error:
-        if is_worker_stopping(error):
-            raise
+        _end_a_child_of(process, error)
+        if stopped := what_stops(error):
+            raise stopped from None
         return [_failed(error, db, handler)] * len(tasks)
 
 
@@ -69,15 +76,28 @@ def call_outside(handler: Handler, task: Task, held: Held, limit: SoftLimit) -> 
     """Outside any transaction. `Finish` is not the end yet."""
     if not _is_readable(task):
         return UNREADABLE
+    process = os.getpid()
     try:
         with _hard_limit(handler, held):
             result = limit.call(handler.function, task)
+            _end_a_child_of(process)
             failpoint("ingest.in_handler")
         return result if isinstance(result, Finish) else outcome_of_result(result)
     except BaseException as error:
-        if is_worker_stopping(error):
-            raise
+        _end_a_child_of(process, error)
+        if stopped := what_stops(error):
+            raise stopped from None
         return _failed(error, None, handler)
+
+
+def _end_a_child_of(process: int, error: BaseException | None = None) -> None:
+    """A child that a handler has forked ends here: it has our connection and our messages, and they are not its own."""
+    if os.getpid() == process:
+        return
+    is_well = error is None or (isinstance(error, SystemExit) and not error.code)
+    if not is_well and not isinstance(error, SystemExit):
+        logger.error("a child of a handler failed", exc_info=error)
+    os._exit(0 if is_well else 1)
 
 
 def _is_readable(task: Task) -> bool:

@@ -99,10 +99,11 @@ class Heartbeat:
     def holding(self, token: uuid.UUID, deadline: float) -> Iterator[Held]:
         held = Held(token, deadline)
         with self._lock:
-            self._held[token] = held
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+                thread.start()
+                self._thread = thread  # or the next one tries again
+            self._held[token] = held
         try:
             yield held
         finally:

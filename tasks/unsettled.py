@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from models.engine import Bind
 from models.errors import CeleriacError
+from models.prepared import was_dropped
 from tasks.call import is_serialization_failure
 from tasks.counting import count, count_outcomes
 from tasks.guard import Claim
@@ -79,9 +80,8 @@ class Unsettled:
         """Committed. What is not among the settled is somebody else's."""
         for task, _ in outcomes:
             del self.tasks[task]
-            if task.partition_key is not None and not self._makes_way(settled.get(task)):
-                place = task.key_seq or 0
-                self._held_up[task.partition_key] = min(place, self._held_up.get(task.partition_key, place))
+            if not self._makes_way(settled.get(task)):
+                self._hold_up_behind(task)
         count_outcomes(settled, self.seconds)
 
     def is_held_up(self, task: Task) -> bool:
@@ -104,14 +104,24 @@ class Unsettled:
                     settled = self.settlement.settle(db, outcomes, is_last=self._are_last(outcomes))
                     db.commit()
             except DBAPIError as error:
-                if not error.connection_invalidated and not is_serialization_failure(error):
+                if not (error.connection_invalidated or is_serialization_failure(error) or was_dropped(error)):
                     raise
                 answer_was_lost |= error.connection_invalidated
             except PoolIsEmpty:  # other threads have all connections, and what ran is not to run again for that
                 logger.warning("no connection is free to settle %d tasks", len(outcomes))
             else:
-                return dict(outcomes) if answer_was_lost else settled
+                if not answer_was_lost:
+                    return settled
+                for task, _ in outcomes:
+                    if task not in settled:  # by us, or by somebody else meanwhile: nothing of its key passes it here
+                        self._hold_up_behind(task)
+                return dict(outcomes)
         raise LedgerLost
+
+    def _hold_up_behind(self, task: Task) -> None:
+        if task.partition_key is not None:
+            place = task.key_seq or 0
+            self._held_up[task.partition_key] = min(place, self._held_up.get(task.partition_key, place))
 
     def _are_last(self, outcomes: Outcomes) -> bool:
         return len(outcomes) == len(self.tasks)

@@ -24,7 +24,7 @@ from models.engine import engine
 from models.errors import CeleriacError
 from models.readiness import require_ready
 from outbox.submitter import submitter
-from tasks.call import call
+from tasks.call import call, call_outside
 from tasks.ingest import ingest
 from tasks.kafka.intake import MOST_IDS, Intake
 from tasks.logs import configure_logging
@@ -38,6 +38,7 @@ POLL_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 1.0  # before a ledger that did not answer is asked again
 NAG_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 5.0
+_CALLING: Final = {call.__code__, call_outside.__code__}
 
 
 class Worker:
@@ -77,7 +78,7 @@ class Worker:
             self.stopped.set()
             threading.Thread(target=_nag, name="kafka-nag", daemon=True).start()
         while frame is not None:
-            if frame.f_code is call.__code__:
+            if frame.f_code in _CALLING:
                 raise WorkerStops(0)
             frame = frame.f_back
 

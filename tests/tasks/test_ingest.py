@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import settings
 from models.engine import engine
 from tasks import Discard, Permanent, Snooze
 from tasks.batch import Batch
+from tasks.heartbeat import Heartbeat, heartbeat
 from tasks.ingest import UNHANDLED_SECONDS
 from tasks.registry import find
 from tasks.task import Task
@@ -285,3 +287,26 @@ def test_a_claim_that_is_made_by_hand_can_be_run_by_hand() -> None:
     claim = claimed(ids)
     Batch(engine(), claim, find("test.insert"), settings.current()).run()
     are_well(ids)
+
+
+def test_a_batch_whose_lease_nobody_can_renew_is_given_back_and_the_next_one_tries_again(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    fresh = Heartbeat(settings.current())
+    monkeypatch.setattr(heartbeat, "made", fresh)
+    ids = submitted(3)
+    batch = Batch(engine(), claimed(ids), find("test.insert"), settings.current())
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            batch.run()
+    assert (rows(), leases()) == ([("RETRYING", 0)] * 3, 0)
+    move(ledger, 2)
+    delivered(ids)
+    assert effects() == dict.fromkeys(ids, 1)
+    assert fresh._thread is not None
+    assert fresh._thread.is_alive()
+    fresh.close()

@@ -32,6 +32,8 @@ from tests.tasks.deliveries import (
     raising,
     scalar,
     submitted,
+    take_away,
+    watching,
 )
 from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
 
@@ -205,6 +207,26 @@ def test_an_effect_elsewhere_is_settled_although_the_answer_was_lost(
     assert (leases(), audits()) == (0, [])
 
 
+def test_what_was_taken_over_while_its_settling_was_lost_lets_nothing_of_its_key_pass(
+    line: Line, through_the_line: Engine
+) -> None:
+    ran: list[int] = []
+
+    def lose_the_first(each: Task) -> None:
+        ran.append(each.payload)
+        line.cut_at("COMMIT", but_it_arrives=False)
+
+    def take_over_both(_context: Any) -> None:
+        for id_ in ids:
+            take_away(id_)
+
+    with handled("test.elsewhere", lose_the_first, transactional=False):
+        ids = submitted(2, "test.elsewhere", lambda n: n, partition_key="k")
+        with watching(through_the_line, "handle_error", take_over_both):
+            ingest(through_the_line, ids)
+    assert ran == [0]
+
+
 def test_an_effect_elsewhere_is_settled_although_other_threads_have_all_connections() -> None:
     small = make_engine(settings.current().database_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
 
@@ -215,6 +237,23 @@ def test_an_effect_elsewhere_is_settled_although_other_threads_have_all_connecti
         ingest(small, submitted(1, "test.elsewhere"))
     small.dispose()
     assert (rows(), leases()) == ([("SUCCEEDED", 0)], 0)
+
+
+def test_a_plan_that_the_server_has_dropped_is_no_reason_to_charge_whoever_needed_it() -> None:
+    def drop(each: Task) -> None:
+        if each.payload == "drop":
+            with engine().begin() as connection:
+                connection.execute(text("DEALLOCATE ALL"))
+
+    def drop_inside(each: Task, db: Session) -> None:
+        if each.payload == "drop":
+            db.execute(text("DEALLOCATE ALL"))
+
+    with handled("test.elsewhere", drop, transactional=False), handled("test.inside", drop_inside):
+        for type in ["test.elsewhere", "test.inside"]:
+            for payload in ["prepare", "drop"]:
+                delivered(submitted(1, type, payload))
+    assert (rows(), leases()) == ([("SUCCEEDED", 0)] * 4, 0)
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, Reclaimed(1, charged=1)), (3, Reclaimed(1, isolated=3))], ids=str)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery.exceptions import WorkerTerminate
 
+from tasks import Snooze
 from tasks.task import Task
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import audits, counted, delivered, handled, inserting, leases, raising, submitted
+from tests.tasks.deliveries import audits, counted, delivered, handled, inserting, leases, raising, scripted, submitted
 from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
 
 pytestmark = pytest.mark.usefixtures("ledger")
@@ -131,3 +134,71 @@ def test_a_worker_that_stops_elsewhere_gives_the_rest_back() -> None:
             delivered(ids)
     assert rows() == [("SUCCEEDED", 0), ("QUEUED", 0), ("QUEUED", 0)]
     assert leases() == 0
+
+
+@pytest.mark.usefixtures("told_to_end")
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_handler_that_fails_to_clean_up_for_a_worker_that_stops_does_not_keep_it(transactional: bool) -> None:
+    def outside(each: Task) -> None:
+        if each.payload == 1:
+            try:
+                raise SystemExit
+            finally:
+                raise OSError("the socket is closed")
+
+    def inside(each: Task, _db: Any) -> None:
+        outside(each)
+
+    with handled("test.exit", inside if transactional else outside, transactional=transactional):
+        ids = submitted(3, "test.exit", lambda n: n)
+        with pytest.raises(SystemExit):
+            delivered(ids)
+    assert rows()[1:] == [("QUEUED", 0)] * 2
+    assert leases() == 0
+
+
+@pytest.mark.usefixtures("told_to_end")
+def test_a_verdict_of_a_handler_that_is_told_to_end_is_heeded() -> None:
+    def snooze(_task: Task, _db: Any) -> None:
+        try:
+            raise SystemExit
+        finally:
+            raise Snooze(60)
+
+    delivered(scripted(snooze))
+    assert rows() == [("RETRYING", 0)]
+
+
+def test_a_worker_whose_handlers_run_in_its_main_process_gives_back_what_ends_with_it() -> None:
+    ids = inserting({1: raising(WorkerTerminate(1))}, 3)
+    with pytest.raises(WorkerTerminate):
+        delivered(ids)
+    assert (rows(), leases()) == ([("QUEUED", 0)] * 3, 0)
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(0), OnPurpose()], ids=repr)
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_child_that_a_handler_has_forked_ends_with_it_and_has_nothing_to_say(
+    error: BaseException | None, transactional: bool
+) -> None:
+    said: list[int] = []
+    parent = os.getpid()
+
+    def outside(_task: Task) -> None:
+        if (child := os.fork()) == 0:
+            if error:
+                raise error
+            return
+        said.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    def inside(each: Task, _db: Any) -> None:
+        outside(each)
+
+    with handled("test.fork", inside if transactional else outside, transactional=transactional):
+        try:
+            delivered(submitted(1, "test.fork"))
+        finally:
+            if os.getpid() != parent:
+                os._exit(99)
+    assert said == [int(isinstance(error, OnPurpose))]
+    assert (rows(), leases()) == ([("SUCCEEDED", 0)], 0)

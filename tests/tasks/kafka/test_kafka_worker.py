@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import signal
 import threading
 import uuid
 from typing import Any
@@ -22,6 +24,7 @@ from tasks.kafka import intake as intake_module
 from tasks.kafka import worker as worker_module
 from tasks.kafka.intake import Intake, ids_of
 from tasks.kafka.worker import Worker
+from tasks.stopping import WorkerStops
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks.deliveries import are_well, at_commit, claimed, counted, handled, scripted
 from tests.tasks.kafka.conftest import NewWorker
@@ -262,3 +265,22 @@ def test_a_task_that_somebody_else_runs_is_not_kafkas_any_more(topic: Topic, wor
     wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offset is committed")
     assert task(id_)["status"] == "RUNNING"
     assert effects() == {}
+
+
+@pytest.mark.usefixtures("ledger")
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_signal_ends_the_running_handler_whatever_its_kind(transactional: bool) -> None:
+    stopping: Any = Worker(engine(), None)  # type: ignore[arg-type]
+    stopping.stopped.set()
+
+    def outside(_task: Any) -> None:
+        stopping.stop(signal.SIGTERM, inspect.currentframe())
+
+    def inside(each: Any, _db: Any) -> None:
+        outside(each)
+
+    with handled("test.stop", inside if transactional else outside, transactional=transactional):
+        ids = submitted_in_sql(2, "test.stop")
+        with pytest.raises(WorkerStops):
+            ingest(engine(), ids)
+    assert rows() == [("QUEUED", 0)] * 2
