@@ -31,15 +31,12 @@ from tasks.outcomes import (
 )
 from tasks.registry import Handler
 from tasks.steps import StepsLost
-from tasks.stopping import what_stops
+from tasks.stopping import LONGEST_CHAIN, what_stops
 from tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
 SERIALIZATION_FAILURES: Final = {"40001", "40P01"}  # never a task's fault, and gone the next time (P14)
-LONGEST_CHAIN: Final = 10
-
-
 _SENTENCE: Final = "The payload or the context cannot be read: a number is too long, or it is nested too deeply."
 UNREADABLE: Final = Dead(Failure(ErrorCode.BAD_PAYLOAD, _SENTENCE, _SENTENCE))
 

@@ -15,7 +15,7 @@ from celery.exceptions import WorkerTerminate
 
 from tasks.outcomes import Verdict
 
-LONGEST_CHAIN: Final = 10
+LONGEST_CHAIN: Final = 10  # of errors that came of each other
 
 
 class WorkerStops(SystemExit):
