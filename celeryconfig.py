@@ -9,11 +9,11 @@ from __future__ import annotations
 from kombu import Exchange, Queue
 
 from settings import current
-from tasks.first_words import a_sentence_for_whoever_typed
-from tasks.first_words import broker_url as _broker_url
-from tasks.intervals import BEAT_SEEN_SECONDS, intervals
+from tasks.core.celery_program import broker_url as _broker_url
+from tasks.core.celery_program import exit_with_message as _exit_with_message
+from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, intervals
 
-with a_sentence_for_whoever_typed():
+with _exit_with_message():
     # Said here and not in tasks/celery.py, since bare `celery beat` reads this file alone.
     broker_url = _broker_url()
 _is_redis = broker_url.partition(":")[0] in ("redis", "rediss")
@@ -41,7 +41,7 @@ worker_cancel_long_running_tasks_on_connection_loss = False  # the duplicate is 
 task_time_limit = 1800  # below visibility_timeout, or a long task would be delivered again while it runs
 task_soft_time_limit = 1740  # a minute to settle the failure before the process is killed
 
-# SIGTERM gives running and prefetched messages back within seconds (with REMAP_SIGTERM, see tasks/celery.py).
+# SIGTERM gives running and prefetched messages back within seconds (with REMAP_SIGTERM=SIGQUIT).
 worker_soft_shutdown_timeout = 5.0  # what is nearly done may end; half of the ten seconds that Docker waits
 worker_enable_soft_shutdown_on_idle = False  # it would wait for ETA tasks; there are none
 
@@ -105,7 +105,7 @@ worker_hijack_root_logger = False  # LOG_FORMAT is ours (tasks/celery.py)
 worker_redirect_stdouts = False  # what a handler prints stays what it printed
 enable_utc = True  # `expires` is compared between machines
 timezone = "UTC"  # a day of 23 hours would move ticks
-imports = ("tasks.system",)  # `-A tasks` alone does not find the tasks
+imports = ("tasks.celery_tasks", "tasks.worker")  # `-A tasks` alone does not find the tasks
 
 # Ticks expire with their interval: while no system worker runs, they do not pile up.
 beat_scheduler = "celery.beat:Scheduler"  # needs no file: what was last run is in the ledger

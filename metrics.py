@@ -1,9 +1,8 @@
 """Every metric of Celeriac once, counted right across the forked children of a worker.
 
-prometheus_client keeps its numbers in files of PROMETHEUS_MULTIPROC_DIR when that is set before it is first imported.
-Flower's plug-in imports it before any code of ours runs, so the choice is made again here, before the first metric is.
-Each program (a worker with its children, the API) has a folder of its own, which goes away with it; one that was set
-from outside is used as it is. Gauges are not here: they are read from the ledger and the broker at scrape time.
+A program with several processes calls `share_between_processes` when it starts, before it forks. From then on its
+counters live in files of PROMETHEUS_MULTIPROC_DIR: a folder of its own, removed when the program ends, or the one that
+was set from outside. Gauges are not here: they are read from the ledger and the broker at scrape time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from wsgiref.simple_server import WSGIServer
 
 import prometheus_client.values
 import psutil
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest, start_http_server
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest, start_http_server
 from prometheus_client.multiprocess import MultiProcessCollector
 
 _FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -30,7 +29,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def _choose_folder() -> None:
-    """A folder that an outer program of ours made for itself is inherited through the environment, but not shared."""
+    """Set the folder of this program. A folder that a parent program made for itself is not shared."""
     if os.environ.get(_FOLDER) not in (None, os.environ.get(_OURS)):
         return
     ours = f"celeriac-metrics-{os.getuid()}-"
@@ -52,9 +51,6 @@ def _remove(folder: str, owner: int) -> None:
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
-
-_choose_folder()
-prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # type: ignore[no-untyped-call]
 
 TICK_TOTAL: Final = Counter("tick_total", "Ticks of beat that were run", ["tick", "result"])
 
@@ -79,6 +75,21 @@ LEASE_LOST_TOTAL: Final = Counter("lease_lost_total", "Tasks whose holder was re
 LEASE_EXPIRED_TOTAL: Final = Counter("lease_expired_total", "Leases that ran out and were taken over")
 
 
+def share_between_processes() -> None:
+    """Keep the counters in files from now on, so that one scrape sees all processes of this program.
+
+    prometheus_client decides about files when it is first imported, which Flower's plug-in for Celery does before any
+    code of ours runs. So the decision is made again here, and the metrics start again from zero.
+    """
+    _choose_folder()
+    prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # type: ignore[no-untyped-call]
+    for metric in (value for value in globals().values() if isinstance(value, Counter | Histogram)):
+        if metric._labelnames:
+            metric.clear()
+        else:
+            metric._metric_init()
+
+
 def observe_many(histogram: Histogram, values: Iterable[float]) -> None:
     """As `observe` for each, with a few writes to the counters' file instead of two for each."""
     values = sorted(values)
@@ -92,14 +103,18 @@ def observe_many(histogram: Histogram, values: Iterable[float]) -> None:
 
 
 def exposition() -> bytes:
-    """All numbers of this program, its children's included, as Prometheus reads them."""
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    """Return all numbers of this program, its child processes' included, in Prometheus's text format."""
+    return generate_latest(_registry())
 
 
 def serve(port: int) -> tuple[WSGIServer, threading.Thread]:
     """Answer /metrics on loopback from a thread of this process."""
+    return start_http_server(port, addr="127.0.0.1", registry=_registry())
+
+
+def _registry() -> CollectorRegistry:
+    if _FOLDER not in os.environ:
+        return REGISTRY
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    return start_http_server(port, addr="127.0.0.1", registry=registry)
+    return registry

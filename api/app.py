@@ -14,15 +14,15 @@ from starlette.middleware import Middleware
 
 import metrics
 import settings
-from api import knowledge, tasks, workflows
-from api.answering import Answering
+from api import documents, tasks, workflows
+from api.authorization import Gate, require_scopes
 from api.body_limit import BodyLimit
+from api.error_middleware import Answering
 from api.errors import answer_to
-from api.gate import Gate, require_scopes
 from models.errors import CeleriacError
-from models.readiness import require_ready
+from models.schema import require_ready
 from outbox.publishers import celery  # noqa: F401 - by one thread: Celery cannot be loaded by two at once
-from tasks.json_lines import LINE_LIMIT
+from tasks.submission.json_lines import LINE_LIMIT
 
 app = FastAPI(
     title="Celeriac",
@@ -33,11 +33,11 @@ app = FastAPI(
     middleware=[
         Middleware(Answering),
         Middleware(Gate),
-        Middleware(BodyLimit, limit=LINE_LIMIT, limits={knowledge.UPLOAD: knowledge.upload_limit}),
+        Middleware(BodyLimit, limit=LINE_LIMIT, limits={documents.UPLOAD: documents.upload_limit}),
     ],
     exception_handlers={HTTPException: answer_to, RequestValidationError: answer_to},
 )
-for resource in (tasks, knowledge, workflows):
+for resource in (tasks, documents, workflows):
     app.include_router(resource.router)
 
 

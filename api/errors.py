@@ -13,11 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from api.answers import Answer, refusal
+from api.json_responses import Answer, refusal
 from models.database_errors import meaning
 from models.errors import CeleriacError, Misuse, Unreachable
 from settings import SettingsError
-from tasks.submit import IdempotencyConflict
+from tasks.submission.submit import IdempotencyConflict
 
 logger = logging.getLogger(__name__)
 

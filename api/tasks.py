@@ -9,15 +9,15 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from api.answers import Answer, camel
-from api.gate import needs
-from api.submitting import header_key, receipt, submitted
+from api.authorization import needs
+from api.json_responses import Answer, camel
+from api.principals import visible
+from api.submission import header_key, receipt, submitted
+from api.tokens import Scope, Token
 from models.engine import engine
-from tasks import details
-from tasks.json_lines import read_envelope
-from tasks.principals import visible
-from tasks.tokens import Scope, Token
-from tasks.views import UnknownTask
+from tasks.operations import task_details
+from tasks.operations.listing import UnknownTask
+from tasks.submission.json_lines import read_envelope
 
 router = APIRouter(prefix="/api/tasks")
 Submits = Annotated[Token, needs(Scope.TASKS_SUBMIT)]
@@ -40,7 +40,7 @@ def read_task(task_id: str, token: Reads) -> Answer:
 def read_transitions(task_id: str, token: Reads) -> Answer:
     with engine().connect() as connection:
         task = visible(connection, token, known_id(task_id))
-        found = details.transitions(connection, task.task_id)
+        found = task_details.transitions(connection, task.task_id)
     return Answer({"taskId": task.task_id, "transitions": [camel(each) for each in found]})
 
 

@@ -14,16 +14,16 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from api.answers import Answer
-from api.gate import needs
-from api.submitting import header_key, receipt, submitted
+from api.authorization import needs
+from api.json_responses import Answer
+from api.submission import header_key, receipt, submitted
+from api.tokens import Scope, Token
 from models.engine import engine
-from tasks.details import ShownTask, shown
-from tasks.envelope import NewTask
-from tasks.json_lines import read_json
-from tasks.tokens import Scope, Token
-from tasks.views import FINAL, statuses_of
-from tasks.workflows import TYPE
+from tasks.operations.listing import FINAL, statuses_of
+from tasks.operations.task_details import ShownTask, shown
+from tasks.submission.envelope import NewTask
+from tasks.submission.json_lines import read_json
+from workflows import TYPE
 
 LONGEST_WAIT_SECONDS: Final = 60
 FIRST_LOOK_SECONDS: Final = 0.05

@@ -23,8 +23,8 @@ from sqlalchemy.dialects.postgresql.psycopg2 import dialect
 import outbox
 from models.engine import make_engine, sessions
 from outbox.lease import NO_FLOOR
+from outbox.lease_statements import ACK, CLAIM_GIVEN
 from outbox.relay import Relay
-from outbox.statements import ACK, CLAIM_GIVEN
 from settings import Settings
 
 RING: Final = "celery:ingest"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import settings
-from embedded.scratch import environment, scratch
+from embedded.temporary_servers import environment, scratch
 
 
 @contextmanager

@@ -18,10 +18,10 @@ from sqlalchemy import text
 
 from bench.scratch import scratch_servers
 from chaos.handlers import CREATE
-from chaos.workers import Program, running, wait_until, worker
+from chaos.programs import Program, running, wait_until, worker
 from embedded.home import Home
 from models.engine import engine, sessions
-from outbox.submitter import submitter
+from outbox.after_commit_publisher import submitter
 from settings import Settings
 from tasks import NewTask, submit_many
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from checks import kafka, ledger, project, servers, workers
-from checks.finding import Finding, fail
+from checks.result import Finding, fail
 from models.errors import CeleriacError
 from settings import Settings, SettingsError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checks.finding import Finding, fail, ok
+from checks.result import Finding, fail, ok
 from settings import Settings
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
-from checks.finding import Finding, Level, expect, fail, ok, warn
+from checks.result import Finding, Level, expect, fail, ok, warn
 from models.engine import make_engine
 from models.schema import current_revision, head_revision, known_revisions
 from settings import Settings

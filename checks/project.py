@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from checks.finding import Finding, fail, ok, warn
+from checks.result import Finding, fail, ok, warn
 from settings import ROOT, Settings, variables
 
 MODULES: Final = ("settings", "metrics", "failpoint", "celeryconfig", "models", "outbox", "tasks", "api")

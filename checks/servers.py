@@ -8,7 +8,7 @@ from typing import Final
 import redis
 from kombu import Connection
 
-from checks.finding import Finding, Level, expect, fail, ok, warn
+from checks.result import Finding, Level, expect, fail, ok, warn
 from models.errors import Unreachable
 from settings import Settings, place
 

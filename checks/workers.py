@@ -7,7 +7,7 @@ from typing import Final
 
 from sqlalchemy.exc import ProgrammingError
 
-from checks.finding import Finding, fail, ok, warn
+from checks.result import Finding, fail, ok, warn
 from models.engine import engine
 from settings import Settings
 
@@ -45,8 +45,8 @@ def _queues(consumed: dict[str, set[str]], declared: set[str], needed: set[str] 
 
 
 def _beat() -> Finding:
-    from tasks.intervals import BEAT_SEEN_SECONDS  # noqa: PLC0415 - as above
-    from tasks.tick_rows import BEAT, tick_age  # noqa: PLC0415
+    from tasks.core.tick_intervals import BEAT_SEEN_SECONDS  # noqa: PLC0415 - as above
+    from tasks.recovery.tick_rows import BEAT, tick_age  # noqa: PLC0415
 
     remedy = "start `celery -A tasks beat` and a worker for the queue `system`"
     try:
@@ -63,7 +63,7 @@ def _beat() -> Finding:
 
 def _ticks() -> Iterator[Finding]:
     """Whoever runs them fails in a log that nobody reads; what they do not do shows only later."""
-    from tasks.tick_rows import failed_ticks  # noqa: PLC0415 - as above
+    from tasks.recovery.tick_rows import failed_ticks  # noqa: PLC0415 - as above
 
     try:
         with engine().connect() as connection:

@@ -12,9 +12,9 @@ from commands import (
     config,
     dead_tasks,
     demo,
-    ingest,
+    documents,
     kafka_worker,
-    ledger,
+    migrate,
     outbox,
     reclaim,
     relay,
@@ -41,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, ledger, check, config, submit, tasks, show, stats, dead_tasks, ingest, search, reclaim, relay,
+    stack, migrate, check, config, submit, tasks, show, stats, dead_tasks, documents, search, reclaim, relay,
     kafka_worker, outbox, token, bench, demo,
 )  # fmt: skip
 for subject in SUBJECTS:

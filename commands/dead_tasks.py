@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import settings
-from commands import moments, pace
-from commands.consent import operator, require_consent
-from commands.interruption import INTERRUPTED, until_interrupted
+from commands import rate as rates
+from commands import times
+from commands.confirmation import operator, require_consent
+from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.output import camel, complain, console, on_stderr, print_json, print_table, with_progress
-from commands.rings import rings_leave
+from commands.wakeups import rings_leave
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tasks.canary import Statuses
-    from tasks.dead_letters import Choice, Counted
+    from tasks.operations.dead_tasks import Choice, Counted
+    from tasks.operations.wait_final import Statuses
 
 SHOWN: Final = 20
 
@@ -31,10 +32,10 @@ Ids = Annotated[list[uuid.UUID] | None, typer.Option("--id", help="This task; ma
 Type = Annotated[str | None, typer.Option("--type", help="Of this type only.")]
 ErrorCode = Annotated[str | None, typer.Option(help="Dead of this error: handler_error, worker_lost, timeout, ….")]
 Queue = Annotated[str | None, typer.Option(help="Of this queue only.")]
-Since = Annotated[str | None, typer.Option(help=f"Dead since {moments.HELP}.")]
-Until = Annotated[str | None, typer.Option(help=f"Dead before {moments.HELP}.")]
+Since = Annotated[str | None, typer.Option(help=f"Dead since {times.HELP}.")]
+Until = Annotated[str | None, typer.Option(help=f"Dead before {times.HELP}.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the longest dead first.")]
-Rate = Annotated[str | None, typer.Option(help=f"Not faster than {pace.HELP}.")]
+Rate = Annotated[str | None, typer.Option(help=f"Not faster than {rates.HELP}.")]
 Reason = Annotated[str | None, typer.Option(help="Kept in the history of each task, with your name.")]
 Everything = Annotated[bool, typer.Option("--all", help="Without a filter: all of them, unasked.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say how many, by type and error.")]
@@ -71,10 +72,10 @@ def requeue_dead(
     Example: `manage.py requeue-dead --type invoice.import --since 2h --canary 5 --rate 50/s`
     """
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.canary import all_succeeded  # noqa: PLC0415
-    from tasks.dead_letters import BATCH, requeue  # noqa: PLC0415
+    from tasks.operations.dead_tasks import BATCH, requeue  # noqa: PLC0415
+    from tasks.operations.wait_final import all_succeeded  # noqa: PLC0415
 
-    per_second = pace.rate(rate)
+    per_second = rates.rate(rate)
     choice = _choice(ids=ids, type_=type_, queue=queue, error_code=error_code, since=since, until=until)
     total = _agreed_total("requeue", choice, limit, everything=everything, dry_run=dry_run, as_json=as_json)
     if not total:
@@ -86,7 +87,7 @@ def requeue_dead(
             first = [id_ for batch in requeued(limit=min(canary, total)) for id_ in batch]
             done, outcome = len(first), _watched(first, seconds=canary_timeout, stopped=stopped)
         if outcome is None or all_succeeded(outcome):
-            step = pace.smooth_batch(per_second, BATCH)
+            step = rates.smooth_batch(per_second, BATCH)
             rest = requeued(limit=total - done, batch=step)
             done += _with_progress("requeued", rest, total - done, per_second, stopped)
         result = _Result("requeued", done, total, _sync_letters(), outcome)
@@ -113,14 +114,14 @@ def discard_dead(
     Example: `manage.py discard-dead --error-code permanent --until 30d --reason "the orders are cancelled"`
     """
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.dead_letters import BATCH, discard  # noqa: PLC0415
+    from tasks.operations.dead_tasks import BATCH, discard  # noqa: PLC0415
 
-    per_second = pace.rate(rate)
+    per_second = rates.rate(rate)
     choice = _choice(ids=ids, type_=type_, queue=queue, error_code=error_code, since=since, until=until)
     total = _agreed_total("discard", choice, limit, everything=everything, dry_run=dry_run, as_json=as_json)
     if not total:
         return
-    step = pace.smooth_batch(per_second, BATCH)
+    step = rates.smooth_batch(per_second, BATCH)
     with until_interrupted() as stopped:
         batches = discard(engine(), choice, actor=operator(), reason=reason, limit=total, batch=step)
         done = _with_progress("discarded", batches, total, per_second, stopped)
@@ -138,7 +139,7 @@ def discard_one(
     Example: `manage.py discard 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60 --reason "sent by mistake"`
     """
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.discard import discard  # noqa: PLC0415
+    from tasks.operations.discard import discard  # noqa: PLC0415
 
     with rings_leave():
         done = discard(engine(), task_id, actor=operator(), reason=reason)
@@ -158,7 +159,7 @@ def retry_now(
     Example: `manage.py retry-now 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60`
     """
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.retry_now import retry_now as hurry  # noqa: PLC0415
+    from tasks.operations.retry_now import retry_now as hurry  # noqa: PLC0415
 
     with rings_leave():
         hurried = hurry(engine(), task_id, actor=operator(), reason=reason)
@@ -181,12 +182,12 @@ def _choice(
 ) -> Choice:
     from models.clock import resolved  # noqa: PLC0415 - loads SQLAlchemy
     from models.engine import engine  # noqa: PLC0415
-    from tasks.dead_letters import Choice  # noqa: PLC0415
+    from tasks.operations.dead_tasks import Choice  # noqa: PLC0415
 
-    after, before = moments.moment(since), moments.moment(until)
+    after, before = times.moment(since), times.moment(until)
     with engine().connect() as connection:
-        times = resolved(after, connection), resolved(before, connection)
-    return Choice(ids or None, type_, queue, error_code, *times)
+        bounds = resolved(after, connection), resolved(before, connection)
+    return Choice(ids or None, type_, queue, error_code, *bounds)
 
 
 def _agreed_total(
@@ -194,7 +195,7 @@ def _agreed_total(
 ) -> int:
     """How many it will be; 0 after a dry run. Prints what is chosen; beside JSON only before a question, on stderr."""
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.dead_letters import count  # noqa: PLC0415
+    from tasks.operations.dead_tasks import count  # noqa: PLC0415
 
     with engine().connect() as connection:
         found = count(connection, choice, limit=limit)
@@ -242,7 +243,7 @@ def _with_progress(
 
     def steps() -> Iterator[int]:
         nonlocal done
-        for so_far in pace.paced(batches, total=total, per_second=per_second, stopped=stopped):
+        for so_far in rates.paced(batches, total=total, per_second=per_second, stopped=stopped):
             done = so_far
             yield so_far
 
@@ -256,7 +257,7 @@ def _with_progress(
 def _watched(ids: list[uuid.UUID], *, seconds: float, stopped: Event) -> Statuses:
     """What became of the canaries."""
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.canary import Statuses, in_words, watch  # noqa: PLC0415
+    from tasks.operations.wait_final import Statuses, in_words, watch  # noqa: PLC0415
 
     statuses: Statuses = Statuses()
     with on_stderr.status("canaries …") as shown:
@@ -269,10 +270,11 @@ def _sync_letters() -> int | None:
     """The queue of dead letters follows. A broker that is away is no failure: the next prune tick comes after it."""
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy and Celery
     from models.errors import Unreachable  # noqa: PLC0415
-    from tasks import broker, dead_letters  # noqa: PLC0415
+    from tasks import broker  # noqa: PLC0415
+    from tasks.operations import dead_letter_queue  # noqa: PLC0415
 
     try:
-        return dead_letters.sync(engine(), settings.current(), depths=broker.depths, purge=broker.purge)
+        return dead_letter_queue.sync(engine(), settings.current(), depths=broker.depths, purge=broker.purge)
     except Unreachable as error:
         complain(f"The queue of dead letters is not up to date yet. {error.message}")
         return None
@@ -288,7 +290,7 @@ class _Result:
 
 
 def _end(result: _Result, *, is_interrupted: bool, as_json: bool) -> None:
-    from tasks.canary import all_succeeded, in_words  # noqa: PLC0415 - loads SQLAlchemy
+    from tasks.operations.wait_final import all_succeeded, in_words  # noqa: PLC0415 - loads SQLAlchemy
 
     if as_json:
         shown: dict[str, Any] = {"done": result.done, "total": result.total, "letters": result.letters}

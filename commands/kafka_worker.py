@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import settings
-from commands.interruption import until_interrupted
+from commands.interrupts import until_interrupted
 from settings import SettingsError
 
 
@@ -33,11 +33,11 @@ def kafka_worker(
 
         work(parent=child_of)
         return
-    from models.readiness import require_ready  # noqa: PLC0415
+    from models.schema import require_ready  # noqa: PLC0415
+    from tasks.core.logs import configure_logging  # noqa: PLC0415
+    from tasks.core.registry import handlers  # noqa: PLC0415
     from tasks.kafka.client import make_consumer  # noqa: PLC0415
     from tasks.kafka.processes import Processes  # noqa: PLC0415
-    from tasks.logs import configure_logging  # noqa: PLC0415
-    from tasks.registry import handlers  # noqa: PLC0415
 
     make_consumer(settings.current()).close()  # what cannot be used is said once, and not by every process
     require_ready(newer_is_ready=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands import moments
-from commands.consent import operator, require_consent
+from commands import times
+from commands.confirmation import operator, require_consent
 from commands.output import camel, console, on_stderr, print_json, print_table, with_progress
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Ids = Annotated[list[int] | None, typer.Option("--id", help="This event; may be given several times.")]
 Destination = Annotated[str | None, typer.Option(help="Of this destination only.")]
 Error = Annotated[str | None, typer.Option(help="Whose last error contains this text.")]
-Since = Annotated[str | None, typer.Option(help=f"Created since {moments.HELP}.")]
-Until = Annotated[str | None, typer.Option(help=f"Created before {moments.HELP}.")]
+Since = Annotated[str | None, typer.Option(help=f"Created since {times.HELP}.")]
+Until = Annotated[str | None, typer.Option(help=f"Created before {times.HELP}.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many, the oldest first.")]
 Reason = Annotated[str | None, typer.Option(help="Kept in the audit, with your name.")]
 Everything = Annotated[bool, typer.Option("--all", help="Without a filter: all of them, unasked.")]
@@ -92,7 +92,7 @@ def _choice(
     from models.engine import engine  # noqa: PLC0415
     from outbox.dead_events import Choice  # noqa: PLC0415
 
-    after, before = moments.moment(since), moments.moment(until)
+    after, before = times.moment(since), times.moment(until)
     with engine().connect() as connection:
         return Choice(ids or None, destination, error, resolved(after, connection), resolved(before, connection))
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 import settings
-from commands.interruption import INTERRUPTED, until_interrupted
+from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.output import camel, complain, console, print_json, print_table, with_progress
-from commands.rings import rings_leave
+from commands.wakeups import rings_leave
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -58,12 +58,13 @@ def rebuild_broker(
     Example: `manage.py rebuild-broker --dry-run`
     """
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy and Celery
-    from tasks import broker, dead_letters, rebuild  # noqa: PLC0415
+    from tasks import broker  # noqa: PLC0415
+    from tasks.operations import dead_letter_queue, dead_tasks, rebuild_broker  # noqa: PLC0415
 
     current = settings.current()
     with engine().connect() as connection:
-        due = rebuild.due(connection)
-        dead = dead_letters.count(connection, dead_letters.Choice()).total
+        due = rebuild_broker.due(connection)
+        dead = dead_tasks.count(connection, dead_tasks.Choice()).total
     total = sum(kind.count for kind in due)
     if dry_run:
         if as_json:
@@ -73,9 +74,9 @@ def rebuild_broker(
             console.print(f"to be rung: {total:,} tasks; dead letters: {dead:,}")
         return
     broker.depths([current.ingest_queues[0]])  # one that is away is said before anything is done
-    rung = rebuild.Rung()
+    rung = rebuild_broker.Rung()
     with until_interrupted() as stopped, rings_leave():
-        pages = rebuild.ring_all_due(engine())
+        pages = rebuild_broker.ring_all_due(engine())
 
         def tasks_so_far() -> Any:
             nonlocal rung
@@ -86,7 +87,7 @@ def rebuild_broker(
 
         with_progress(tasks_so_far(), total=total, what="rung")
         if not stopped.is_set():
-            letters = dead_letters.sync(engine(), current, depths=broker.depths, purge=broker.purge, force=True)
+            letters = dead_letter_queue.sync(engine(), current, depths=broker.depths, purge=broker.purge, force=True)
     if stopped.is_set():
         complain(f"Interrupted after {rung.tasks:,} of {total:,} tasks. It is safe to run it again.")
         raise typer.Exit(INTERRUPTED)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from commands.listing import plain
 from commands.output import camel, console, print_json
+from commands.plain_lines import plain
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +25,8 @@ def search(
 
     Example: `manage.py search lease token`
     """
+    import documents  # noqa: PLC0415
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks import documents  # noqa: PLC0415
 
     with engine().connect() as connection:
         hits = documents.search(connection, " ".join(words), limit=limit)

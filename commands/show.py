@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import settings
-from commands.listing import print_lines
 from commands.output import age, camel, console, moment, moment_utc, print_json, print_table
+from commands.plain_lines import print_lines
 
 if TYPE_CHECKING:
-    from tasks.details import Details
-    from tasks.why import Reason
+    from tasks.operations.task_details import Details
+    from tasks.operations.why_waiting import Reason
 
 CUT_AT: Final = 500
 
@@ -33,9 +33,9 @@ def show(
     Example: `manage.py show 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60`
     """
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.details import details  # noqa: PLC0415
-    from tasks.registry import handlers  # noqa: PLC0415
-    from tasks.why import reasons  # noqa: PLC0415
+    from tasks.core.registry import handlers  # noqa: PLC0415
+    from tasks.operations.task_details import details  # noqa: PLC0415
+    from tasks.operations.why_waiting import reasons  # noqa: PLC0415
 
     with engine().connect() as connection:
         found = details(connection, task_id)

@@ -11,8 +11,8 @@ import typer
 
 import settings
 from commands.output import console, print_json, print_table
-from embedded import run
-from embedded.follow import Follower
+from embedded import background
+from embedded.follow_logs import Follower
 from embedded.home import Home
 from embedded.roles import FLOWER_USER, SERVER_ROLES, SUPERVISOR
 
@@ -36,7 +36,7 @@ def up(
     current = settings.current()
     if detach:
         with console.status("starting …"):
-            started = run.start_detached(current, verbose=verbose)
+            started = background.start_detached(current, verbose=verbose)
         _print_running(started)
         return
     from embedded.foreground import supervise as supervise_stack  # noqa: PLC0415 - loads SQLAlchemy and Alembic
@@ -50,7 +50,7 @@ def up(
                 progress.stop()
                 _print_running(True)
                 console.print("[dim]Ctrl-C stops everything; logs follow.[/dim]")
-                roles = [line.role for line in run.status(current) if verbose or line.role not in SERVER_ROLES]
+                roles = [line.role for line in background.status(current) if verbose or line.role not in SERVER_ROLES]
                 follower = Follower(home, [role for role in roles if role != SUPERVISOR], console)
                 follower.start()
                 return lambda: _stop_following(follower)
@@ -66,7 +66,7 @@ def down() -> None:
     Example: `manage.py down`
     """
     with console.status("stopping …"):
-        stopped = run.stop(settings.current())
+        stopped = background.stop(settings.current())
     if stopped:
         console.print(f"Stopped {', '.join(stopped)}.")
     else:
@@ -78,7 +78,7 @@ def ps(as_json: Json = False) -> None:
 
     Example: `manage.py ps --json`
     """
-    lines = run.status(settings.current())
+    lines = background.status(settings.current())
     if as_json:
         print_json(lines)
     elif lines:
@@ -92,7 +92,7 @@ def env() -> None:
 
     Example: `eval "$(manage.py env)"`
     """
-    for name, value in run.exports(settings.current()).items():
+    for name, value in background.exports(settings.current()).items():
         print(f"export {name}={shlex.quote(value)}")
 
 
@@ -114,7 +114,7 @@ def _print_running(started: bool) -> None:
     current = settings.current()
     console.print(f"[bold]{'Celeriac runs' if started else 'A stack already runs'}[/bold] in ", end="")
     console.print(f"{current.home}\n", markup=False)
-    _print_parts(run.status(current))
+    _print_parts(background.status(current))
     stack = current.stack
     login = f"{FLOWER_USER} / {current.secrets.get('flower', '')}"
     console.print(f"\nAPI     {stack.get('API_URL')}")
@@ -125,7 +125,7 @@ def _print_running(started: bool) -> None:
     console.print("  .venv/bin/celery -A tasks inspect ping -t 10\n")
 
 
-def _print_parts(lines: list[run.Status]) -> None:
+def _print_parts(lines: list[background.Status]) -> None:
     current = settings.current()
     variables = {"postgres": "DATABASE_URL", "redis-broker": "BROKER_URL", "redis-receipts": "REDIS_URL"}
     variables |= {"api": "API_URL", "flower": "FLOWER_URL"}

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commands.listing import print_lines
 from commands.output import age, camel, console, moment, print_json, print_table
+from commands.plain_lines import print_lines
 from models.status import TaskStatus
 
 if TYPE_CHECKING:
-    from tasks.stats import Stats
+    from tasks.operations.stats import Stats
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +26,7 @@ def stats(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] =
     Example: `manage.py stats --json | jq '.statuses[] | select(.status == "DEAD").count'`
     """
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks import stats as read  # noqa: PLC0415
+    from tasks.operations import stats as read  # noqa: PLC0415
 
     with engine().connect() as connection:
         found = read.stats(connection)

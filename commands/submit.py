@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from commands import moments
-from commands.interruption import INTERRUPTED, until_interrupted
+from commands import times
+from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.output import complain, console, print_json, with_progress
-from commands.rings import rings_leave
+from commands.wakeups import rings_leave
 
 if TYPE_CHECKING:
-    from tasks.json_lines import Make, SubmittedLine
-    from tasks.submit import Submitted
+    from tasks.submission.json_lines import Make, SubmittedLine
+    from tasks.submission.submit import Submitted
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +50,7 @@ def submit(
 
     Example: `manage.py submit demo.flaky '{"fail": 2}' --key "invoice 17"`
     """
-    from tasks.json_lines import Template  # noqa: PLC0415 - loads SQLAlchemy
+    from tasks.submission.json_lines import Template  # noqa: PLC0415 - loads SQLAlchemy
 
     is_only_source = envelopes and source is None
     given = type_ if is_only_source else source
@@ -78,8 +78,8 @@ def submit(
 
 def _submit_one(given: str | None, make: Make, *, as_json: bool) -> None:
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.json_lines import LINE_LIMIT, read_json  # noqa: PLC0415
-    from tasks.submit import submit_many  # noqa: PLC0415
+    from tasks.submission.json_lines import LINE_LIMIT, read_json  # noqa: PLC0415
+    from tasks.submission.submit import submit_many  # noqa: PLC0415
 
     if given is None:
         raw = b"null"
@@ -100,7 +100,7 @@ def _submit_one(given: str | None, make: Make, *, as_json: bool) -> None:
 
 def _submit_lines(given: str, make: Make, *, as_json: bool) -> None:
     from models.engine import sessions  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.json_lines import check, submit_lines  # noqa: PLC0415
+    from tasks.submission.json_lines import check, submit_lines  # noqa: PLC0415
 
     with _opened(given) as opened, _rewindable(opened) as stream:
         start = stream.tell()
@@ -188,7 +188,7 @@ def _rewindable(stream: BinaryIO) -> Iterator[BinaryIO]:
 
 def _from_now(given: str | None) -> datetime | timedelta | None:
     try:
-        return moments.moment(given)
+        return times.moment(given)
     except typer.BadParameter:
         raise typer.BadParameter(
             f"{given!r} is not a time (2026-11-16T10:30, UTC unless it says otherwise) or how long from now (10m, 2h).",
@@ -197,7 +197,7 @@ def _from_now(given: str | None) -> datetime | timedelta | None:
 
 
 def _context(given: str | None) -> dict[str, Any]:
-    from tasks.json_lines import read_json  # noqa: PLC0415 - loads SQLAlchemy
+    from tasks.submission.json_lines import read_json  # noqa: PLC0415 - loads SQLAlchemy
 
     value = {} if given is None else read_json(given.encode(errors="surrogateescape"))
     if not isinstance(value, dict):

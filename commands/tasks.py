@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from commands import moments
-from commands.listing import print_lines
+from commands import times
 from commands.output import camel, console, moment, print_json
+from commands.plain_lines import print_lines
 from models.status import TaskStatus
 
 
@@ -24,8 +24,8 @@ def tasks(
     type_: Annotated[str | None, typer.Option("--type", help="Of this type only.")] = None,
     queue: Annotated[str | None, typer.Option(help="Of this queue only.")] = None,
     key: Annotated[str | None, typer.Option(help="With this key; quick if --type is given, too.")] = None,
-    since: Annotated[str | None, typer.Option(help=f"Last changed since {moments.HELP}.")] = None,
-    until: Annotated[str | None, typer.Option(help=f"Last changed before {moments.HELP}.")] = None,
+    since: Annotated[str | None, typer.Option(help=f"Last changed since {times.HELP}.")] = None,
+    until: Annotated[str | None, typer.Option(help=f"Last changed before {times.HELP}.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
     before: Annotated[str | None, typer.Option(help="Older ones than this place, which a page ends with.")] = None,
     after: Annotated[str | None, typer.Option(help="Newer ones than this place.")] = None,
@@ -37,9 +37,9 @@ def tasks(
     """
     from models.clock import resolved  # noqa: PLC0415 - loads SQLAlchemy
     from models.engine import engine  # noqa: PLC0415
-    from tasks.views import Cursor, Wanted, listed  # noqa: PLC0415
+    from tasks.operations.listing import Cursor, Wanted, listed  # noqa: PLC0415
 
-    start, end = moments.moment(since), moments.moment(until)
+    start, end = times.moment(since), times.moment(until)
     places = (Cursor.parse(before) if before else None, Cursor.parse(after) if after else None)
     with engine().connect() as connection:
         wanted = Wanted(status or (), type_, queue, key, resolved(start, connection), resolved(end, connection))

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from commands import moments
-from commands.listing import print_lines
+from commands import times
 from commands.output import camel, complain, console, moment, print_json
+from commands.plain_lines import print_lines
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Who it is for; tasks and keys belong to this name.")]
@@ -40,8 +40,8 @@ def create(
 
     Example: `manage.py token create ci --scope tasks:submit --scope tasks:read --expires-in 30d`
     """
+    from api import tokens  # noqa: PLC0415
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks import tokens  # noqa: PLC0415
 
     with engine().begin() as connection:
         token, expires_at = tokens.create(connection, name, scopes=scope or (), expires_in=_duration(expires_in))
@@ -57,8 +57,8 @@ def list_(*, as_json: Json = False) -> None:
 
     Example: `manage.py token list --json`
     """
+    from api import tokens  # noqa: PLC0415
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks import tokens  # noqa: PLC0415
 
     with engine().connect() as connection:
         found = tokens.listed(connection)
@@ -86,8 +86,8 @@ def revoke(name: Name) -> None:
 
     Example: `manage.py token revoke ci`
     """
+    from api import tokens  # noqa: PLC0415
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks import tokens  # noqa: PLC0415
 
     with engine().begin() as connection:
         tokens.revoke(connection, name)
@@ -98,7 +98,7 @@ def _duration(given: str | None) -> timedelta | None:
     if given is None:
         return None
     with suppress(typer.BadParameter):
-        found = moments.moment(given)
+        found = times.moment(given)
         if isinstance(found, timedelta):
             return found
     raise typer.BadParameter(f"{given!r} is not a duration: 90s, 2h, 30d.", param_hint="--expires-in")

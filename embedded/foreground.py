@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from embedded.given import require_given_servers
+from embedded.background import lock_or_find_ready
+from embedded.external_servers import require_given_servers
 from embedded.home import Home
 from embedded.process import Process
 from embedded.roles import SUPERVISOR
-from embedded.run import lock_or_find_ready
 from embedded.signals import Signals
 from embedded.stack import plan
-from embedded.stopping import stop_parts
+from embedded.stop_parts import stop_parts
 from embedded.supervisor import Supervisor, Tell
 from models.engine import make_engine
 from models.schema import migrate

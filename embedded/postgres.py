@@ -19,7 +19,7 @@ from psycopg2 import sql
 
 from embedded.home import Home
 from embedded.process import Process
-from embedded.way_to_run import PostgresUnusable, WayToRun, choose_way
+from embedded.unprivileged import PostgresUnusable, WayToRun, choose_way
 
 MAJOR: Final = "18"
 HOST: Final = "127.0.0.1"

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy.orm import Session
 
-from embedded.scratch import Scratch, environment, scratch
-from embedded.stack_of_tests import StackOfTests
+from embedded.temporary_servers import Scratch, environment, scratch
+from embedded.test_stack import StackOfTests
 from models import engine as engines
-from outbox.submitter import submitter
+from outbox.after_commit_publisher import submitter
 
 
 @pytest.fixture(scope="session")

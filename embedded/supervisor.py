@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from embedded.failures import Interrupted, StartFailed
+from embedded.errors import Interrupted, StartFailed
 from embedded.home import Home
 from embedded.part import Part, Running, end_remains
 from embedded.signals import Signals
 from embedded.stack import Stack
-from embedded.stopping import stop_parts
+from embedded.stop_parts import stop_parts
 
 START_PATIENCE_SECONDS: Final = 60.0
 LONGEST_WAIT_SECONDS: Final = 30.0

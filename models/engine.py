@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 import settings
+from models.driver_values import read_ids, read_json
 from models.errors import Unreachable
-from models.reading import read_ids, read_json
 
 # A host that vanished without a word is noticed after 30 + 3 · 5 s when idle, after 30 s when something was sent to it.
 CONNECT_ARGS: Final[dict[str, str | int]] = {

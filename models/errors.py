@@ -57,7 +57,7 @@ class LedgerBusy(CeleriacError):
 
 
 class LeaseLost(CeleriacError):
-    """The lease was taken over by another holder; nothing was written."""
+    """The lease of this task ran out or was taken over by another holder; nothing more may be written in its name."""
 
     code = "lease_lost"
     http_status = 409

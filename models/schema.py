@@ -20,6 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from models.engine import engine as ledger_engine
 from models.errors import LedgerBusy, Misuse, SchemaMismatch
 
 MIGRATIONS: Path = Path(__file__).resolve().parent / "migrations"
@@ -56,6 +57,19 @@ def known_revisions() -> list[str]:
     """Every revision of this code, oldest first."""
     scripts = ScriptDirectory.from_config(_config())
     return [script.revision for script in scripts.walk_revisions()][::-1]
+
+
+def require_ready(*, newer_is_ready: bool = False) -> None:
+    """`newer_is_ready`: a schema that this code does not know was made by newer code, and yesterday's workers may go on
+    with it while a deployment rolls."""
+    with ledger_engine().connect() as connection:
+        found = current_revision(connection)
+    if newer_is_ready and found is not None and found not in known_revisions():
+        return
+    if found != head_revision():
+        raise SchemaMismatch(
+            f"The schema is at {found or 'nothing'}, this code needs {head_revision()}: run `manage.py migrate`."
+        )
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
     SELECT ingest_submit('invoice.import', '{"invoice": 17}', 'invoice 17');
 
-Same rules as `tasks/submit.py`: the id of a key is the same (P10), the first transition and the ring are written with
+Same rules as Python's `submit`: the id of a key is the same (P10), the first transition and the ring are written with
 the task. SQLSTATE CL409: the key belongs to a task with another payload. CL400: the type, the key, the time or the
 payload cannot be used. CL413: the payload is too large. A type is not looked up: the database knows no handlers. A task
 without a known handler waits, and `manage.py show` says so.
@@ -30,7 +30,7 @@ RETURN encode(sha256(convert_to(regexp_replace(CAST(payload AS text),
     '("(?:[^"\\]|\\.)*")|(\.[0-9]*[1-9])0+(?![0-9])|\.0+(?![0-9])', '\1\2', 'g'), 'UTF8')), 'hex')
 """
 
-# UUIDv8 of a key, as `tasks/identity.py` makes it.
+# UUIDv8 of a key, as `tasks/core/task_ids.py` makes it.
 TASK_ID: Final = """
 CREATE FUNCTION ingest_task_id(type text, key text) RETURNS uuid LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
 DECLARE

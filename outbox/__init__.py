@@ -5,6 +5,6 @@ with outbox.begin(engine) as connection: …         the same for a plain connec
 """
 
 from outbox.after_commit import begin
-from outbox.events import NewEvent, add, add_many
+from outbox.new_events import NewEvent, add, add_many
 
 __all__ = ["NewEvent", "add", "add_many", "begin"]

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from models.engine import at_once, is_ours
+from outbox.after_commit_publisher import submitter
 from outbox.lease import ClaimedEvent, Db
-from outbox.submitter import submitter
 
 _KEY: Final = "celeriac_outbox"
 Pending = dict[SessionTransaction, list[ClaimedEvent]]

@@ -15,7 +15,7 @@ from typing import Final
 from sqlalchemy import Connection, text
 
 from models.status import EventStatus
-from outbox.statements import WAITING
+from outbox.lease_statements import WAITING
 
 CEILING: Final = 100_000
 

@@ -24,7 +24,7 @@ from outbox.publishers.contract import Publisher
 from settings import Settings
 
 if TYPE_CHECKING:
-    from outbox.publishers.post import Patience, Poster
+    from outbox.publishers.http_post import Patience, Poster
 
 CELERY: Final = "celery:"
 
@@ -66,7 +66,7 @@ def open_destination(name: str, settings: Settings) -> Destination:
 
 def open_poster(name: str, settings: Settings, *, patience: Patience | None = None, body_limit: int = 65_536) -> Poster:
     """For whoever waits for the answer itself. Only a destination with an http(s) address has one."""
-    from outbox.publishers.post import Poster  # noqa: PLC0415
+    from outbox.publishers.http_post import Poster  # noqa: PLC0415
 
     url, options = _address(name, settings)
     if url.scheme not in ("https", "http"):
@@ -92,7 +92,7 @@ def _address(name: str, settings: Settings) -> tuple[SplitResult, dict[str, str]
 
 
 def _kafka_rings(queue: str, settings: Settings) -> Publisher:
-    from outbox.publishers.kafka_rings import KafkaRings  # noqa: PLC0415
+    from outbox.publishers.kafka_wakeups import KafkaRings  # noqa: PLC0415
 
     return KafkaRings.of(queue, settings)
 
@@ -127,7 +127,7 @@ def _kafka(url: SplitResult, options: dict[str, str]) -> Publisher:
 
 
 def _http(url: SplitResult, options: dict[str, str]) -> Publisher:
-    from outbox.publishers.http import HttpPublisher  # noqa: PLC0415
+    from outbox.publishers.webhook import HttpPublisher  # noqa: PLC0415
 
     return HttpPublisher(_receiver(url), **_terms(options))
 

@@ -30,7 +30,7 @@ from sqlalchemy import Connection, TextClause
 from sqlalchemy.orm import Session
 
 from models.errors import Misuse
-from outbox.statements import ACK, CLAIM_ANY, CLAIM_GIVEN, DEAD, DEDUP, RELEASE, RENEW, RETRY
+from outbox.lease_statements import ACK, CLAIM_ANY, CLAIM_GIVEN, DEAD, DEDUP, RELEASE, RENEW, RETRY
 
 Db = Session | Connection
 Arrays = dict[str, list[Any]]

@@ -22,17 +22,17 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
+from models.driver_values import Unreadable
 from models.engine import make_engine
 from models.errors import Unreachable
-from models.reading import Unreadable
 from outbox import audit
 from outbox.audit import FlushCode
 from outbox.circuit import Circuits
 from outbox.destinations import Destination, UnknownDestination, open_destination
-from outbox.flush import Flush
 from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox, release_lease_many
+from outbox.lease_statements import DESTINATIONS
 from outbox.publishers.contract import DestinationDown, Failed
-from outbox.statements import DESTINATIONS
+from outbox.settle import Flush
 from settings import Settings
 
 logger = logging.getLogger(__name__)

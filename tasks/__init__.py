@@ -3,15 +3,12 @@
 from tasks import handler, submit, Permanent, Snooze
 """
 
-from tasks.program import give_work_back_on_sigterm
-
-give_work_back_on_sigterm()  # first of all: a worker begins once more here, and half of its start is not done twice
-
-from tasks.envelope import NewTask  # noqa: E402
-from tasks.outcomes import Discard, Finish, LeaseLost, Permanent, Snooze, TryLater  # noqa: E402
-from tasks.registry import handler  # noqa: E402
-from tasks.submit import IdempotencyConflict, Submitted, submit, submit_many  # noqa: E402
-from tasks.task import Task  # noqa: E402
+from models.errors import LeaseLost
+from tasks.core.outcomes import Discard, Finish, Permanent, Snooze, TryLater
+from tasks.core.registry import handler
+from tasks.core.task import Task
+from tasks.submission.envelope import NewTask
+from tasks.submission.submit import IdempotencyConflict, Submitted, submit, submit_many
 
 __all__ = [
     "Discard",

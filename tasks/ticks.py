@@ -14,10 +14,12 @@ import settings
 from models.engine import engine
 from outbox import prune as outbox_prune
 from outbox.relay import Relay
-from tasks import broker, dead_letters, lost_rings, prune
-from tasks.actor import actor
-from tasks.reclaim import take_over
-from tasks.tick_rows import BEAT, record_tick, single_flight
+from tasks import broker
+from tasks.core.holders import actor
+from tasks.operations import dead_letter_queue
+from tasks.recovery import lost_wakeups, prune
+from tasks.recovery.reclaim import take_over
+from tasks.recovery.tick_rows import BEAT, record_tick, single_flight
 
 RELAY_BUDGET_SECONDS: Final = 10.0
 PRUNE_BUDGET_SECONDS: Final = 5.0
@@ -60,12 +62,12 @@ def _reclaim() -> dict[str, Any]:
 
 
 def _ring_again(current: settings.Settings) -> int:
-    lost: lost_rings.Lost | None = None
+    lost: lost_wakeups.Lost | None = None
     if current.ingest_queue == "kafka":
         from tasks.kafka import lag  # noqa: PLC0415 - loads Kafka's client
 
         lost = lag.lost
-    return lost_rings.ring_again(engine(), current, depths=broker.depths, lost=lost)
+    return lost_wakeups.ring_again(engine(), current, depths=broker.depths, lost=lost)
 
 
 def _prune() -> dict[str, int]:
@@ -74,7 +76,7 @@ def _prune() -> dict[str, int]:
         engine(), hours=current.outbox_sent_retention_hours, budget_seconds=PRUNE_BUDGET_SECONDS
     )
     tasks = prune.prune(engine(), current, budget_seconds=PRUNE_BUDGET_SECONDS)
-    letters = dead_letters.sync(engine(), current, depths=broker.depths, purge=broker.purge)
+    letters = dead_letter_queue.sync(engine(), current, depths=broker.depths, purge=broker.purge)
     return {"events": events.events, "tasks": tasks.tasks, "letters": letters}
 
 

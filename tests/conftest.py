@@ -15,14 +15,14 @@ from embedded.part import Running
 from embedded.postgres import Postgres
 from embedded.roles import PORTS, SERVER_ROLES
 from embedded.stack import embedded_servers
-from embedded.stopping import stop_parts
+from embedded.stop_parts import stop_parts
 from models import engine as engine_module
 from tests.another_postgres import another_postgres
 from tests.app import point_app_at
 from tests.isolation import isolate
 from tests.servers import Cluster, ServersOfTests, truncate_everything, wait_until
 
-pytest_plugins = ["tests.coverage_report", "tests.nodes.plugin"]
+pytest_plugins = ["tests.coverage_report", "tests.nodes.plugin", "tests.ledger_fixtures"]
 
 
 def pytest_configure() -> None:

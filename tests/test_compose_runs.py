@@ -16,14 +16,14 @@ import psycopg2
 import pytest
 import redis
 
-from checks.finding import Level
+from checks.result import Level
 from checks.servers import check_broker, check_receipts
 from embedded.postgres import find_install
 from embedded.redis import find_server
 from models.engine import engine, make_engine
 from models.schema import migrate
 from settings import ROOT, Settings
-from tasks.tick_rows import record_tick
+from tasks.recovery.tick_rows import record_tick
 from tests.compose import BIN, OURS, SERVICES, run, running
 from tests.servers import Cluster, ServersOfTests, wait_until
 

@@ -15,8 +15,8 @@ from sqlalchemy import text
 import settings
 from bench.peers.effect import CLIENTS, PAUSE_SECONDS, PROCESSES, begin_again, obey
 from models.engine import engine, sessions
+from outbox.after_commit_publisher import submitter
 from outbox.relay import Relay
-from outbox.submitter import submitter
 from tasks import NewTask, submit_many
 from tasks import submit as submit_one
 

@@ -16,11 +16,10 @@ from psycopg2.extensions import new_array_type, register_type
 from psycopg2.extras import execute_values, register_default_jsonb
 
 from bench.peers.effect import PROCESSES, VALUE, database_url, obey, pass_gate
-from models.arrays import array, array_of_ids
-from models.reading import read_json
-from tasks.guard import CLAIM
-from tasks.identity import fresh_id
-from tasks.settle_statements import SUCCEED
+from models.driver_values import array, array_of_ids, read_json
+from tasks.core.task_ids import fresh_id
+from tasks.execution.claim import CLAIM
+from tasks.execution.settle_statements import SUCCEED
 
 UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 would not read them as a list
 CHUNK: Final = 1000

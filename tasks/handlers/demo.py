@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from tasks.outcomes import Discard, Permanent, Snooze
-from tasks.registry import handler
-from tasks.task import Task
+from tasks.core.outcomes import Discard, Permanent, Snooze
+from tasks.core.registry import handler
+from tasks.core.task import Task
 
 
 @handler("demo.flaky")

@@ -18,10 +18,10 @@ import outbox
 import settings
 from outbox.canonical import BadPayload
 from outbox.destinations import UnknownDestination, open_poster
-from tasks.json_lines import said
-from tasks.outcomes import Permanent
-from tasks.registry import handler
-from tasks.task import Task
+from tasks.core.outcomes import Permanent
+from tasks.core.registry import handler
+from tasks.core.task import Task
+from tasks.submission.json_lines import said
 
 
 class Request(BaseModel):

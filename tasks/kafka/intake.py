@@ -30,8 +30,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from failpoint import failpoint
 from settings import Settings
-from tasks.counting import count
-from tasks.ingest import known_ids
+from tasks.core.result_metrics import count
+from tasks.execution.deliver import known_ids
 from tasks.kafka.client import make_consumer
 from tasks.kafka.offsets import Offsets
 

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from models.errors import Unreachable
 from settings import Settings
 from tasks.kafka.client import make_consumer
-from tasks.lost_rings import Suspect
+from tasks.recovery.lost_wakeups import Suspect
 
 PATIENCE_SECONDS: Final = 5.0
 

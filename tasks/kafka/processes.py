@@ -18,8 +18,8 @@ from typing import Final
 import metrics
 import settings
 from settings import ROOT
-from tasks.actor import WORKER, WORKER_VARIABLE
-from tasks.attendant import Attendant
+from tasks.core.holders import WORKER, WORKER_VARIABLE
+from tasks.worker_watch import WorkerWatch
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,10 @@ class Processes:
 
     def run(self, stopped: threading.Event) -> int:
         """Until the event is set; returns the exit code."""
+        metrics.share_between_processes()
         if port := settings.current().worker_metrics_port:
             metrics.serve(port)
-        attendant = Attendant(self._pids, runs_ticks=False)
+        attendant = WorkerWatch(self._pids, runs_ticks=False)
         try:
             self.children = [_start() for _ in range(self.count)]
             started_at = time.monotonic()

@@ -22,15 +22,15 @@ from sqlalchemy.exc import DBAPIError
 import settings
 from models.engine import engine
 from models.errors import CeleriacError
-from models.readiness import require_ready
-from outbox.submitter import submitter
-from tasks.call import call, call_outside
-from tasks.ingest import ingest
+from models.schema import require_ready
+from outbox.after_commit_publisher import submitter
+from tasks.core.batch_size import smallest_batch
+from tasks.core.logs import configure_logging
+from tasks.core.registry import handlers
+from tasks.execution.deliver import ingest
+from tasks.execution.run_handler import call, call_outside
+from tasks.execution.stopping import WorkerStops
 from tasks.kafka.intake import MOST_IDS, Intake
-from tasks.logs import configure_logging
-from tasks.pace import smallest_batch
-from tasks.registry import handlers
-from tasks.stopping import WorkerStops
 
 logger = logging.getLogger(__name__)
 

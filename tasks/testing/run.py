@@ -18,15 +18,15 @@ from sqlalchemy import Connection, text
 import settings
 from models.errors import Misuse
 from outbox.lease import Db
-from tasks.actor import actor
-from tasks.batch import Batch
-from tasks.envelope import NewTask
-from tasks.guard import claim
-from tasks.heartbeat import Held
-from tasks.keys import claim_keyed
-from tasks.kinds import OPEN, TIME
-from tasks.registry import Handler, find, handlers
-from tasks.submit import submit_many
+from tasks.core.due import OPEN, TIME
+from tasks.core.holders import actor
+from tasks.core.lease import Held
+from tasks.core.registry import Handler, find, handlers
+from tasks.execution.batch import Batch
+from tasks.execution.claim import claim
+from tasks.execution.claim_partitioned import claim_keyed
+from tasks.submission.envelope import NewTask
+from tasks.submission.submit import submit_many
 from tasks.testing.ran import Ran, ran
 from tasks.testing.submitted import BORN_HERE, BY_A_TEST
 from tasks.testing.transaction import inside

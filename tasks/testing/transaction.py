@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from models.engine import engine
 from models.errors import Misuse
 from outbox.lease import Db
-from tasks.handler_session import TransactionMisused
+from tasks.execution.transaction import TransactionMisused
 
 ENDED: Final = "The handler ended the transaction of your test; what was in it is gone. A handler never commits."
 

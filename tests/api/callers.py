@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from api import tokens
+from api.tokens import Scope
 from models.engine import engine
-from tasks import tokens
-from tasks.tokens import Scope
 
 FLAKY = "demo.flaky"
 _numbers = itertools.count(1)

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import app
-from outbox.submitter import submitter
+from outbox.after_commit_publisher import submitter
 from tests.api.callers import Callers
 from tests.servers import ServersOfTests
 

@@ -9,10 +9,10 @@ from fastapi import FastAPI, Request, UploadFile
 from fastapi.testclient import TestClient
 
 import settings
-from api.answering import Answering
 from api.body_limit import BodyLimit
-from api.knowledge import AROUND_A_FILE, UPLOAD
-from tasks.json_lines import LINE_LIMIT
+from api.documents import AROUND_A_FILE, UPLOAD
+from api.error_middleware import Answering
+from tasks.submission.json_lines import LINE_LIMIT
 from tests.api.callers import Callers, refused
 from tests.tasks import work
 

@@ -12,10 +12,10 @@ from sqlalchemy.exc import TimeoutError as PoolIsEmpty
 import settings
 from api import tasks as task_routes
 from api.app import app
+from api.tokens import Scope
 from models.database_errors import meaning
 from models.engine import engine, make_engine
 from models.errors import LedgerBusy
-from tasks.tokens import Scope
 from tests.api.callers import Callers, refused
 from tests.servers import ServersOfTests
 

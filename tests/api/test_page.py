@@ -6,13 +6,13 @@ import re
 
 from fastapi.testclient import TestClient
 
-from api.gate import OPEN, needed
+from api.authorization import OPEN, needed
+from api.tokens import Scope
 from models.errors import CeleriacError
 from settings import NotConfigured, SettingsError
-from tasks.tokens import Scope
 from tests.api.callers import make_token
 from tests.api.examples import PAGE, examples
-from tests.api.test_gate import ROUTES
+from tests.api.test_authorization import ROUTES
 
 
 def test_every_route_and_its_scopes_are_on_the_page() -> None:

@@ -14,7 +14,7 @@ import uvicorn
 
 from api import workflows
 from api.app import app
-from tasks.json_lines import LINE_LIMIT
+from tasks.submission.json_lines import LINE_LIMIT
 from tests.api.callers import FLAKY, make_token
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from api.submitting import header_key
+from api import principals
+from api.submission import header_key
+from api.tokens import Scope
 from models.engine import engine, sessions
 from models.errors import Misuse
 from outbox.canonical import MAX_BYTES, MAX_KEYS
-from tasks import principals, submit
-from tasks.identity import keyed_id
-from tasks.ingest import ingest
-from tasks.tokens import Scope
+from tasks import submit
+from tasks.core.task_ids import keyed_id
+from tasks.execution.deliver import ingest
 from tests.api.callers import FLAKY, Callers, refused
 from tests.tasks import work
 

@@ -16,20 +16,21 @@ from sqlalchemy import text
 
 import failpoint
 import settings
+from api.tokens import Scope
 from models.engine import engine
-from outbox.submitter import submitter
-from tasks import broker, dead_letters
-from tasks.ingest import ingest
-from tasks.tokens import Scope
+from outbox.after_commit_publisher import submitter
+from tasks import broker
+from tasks.execution.deliver import ingest
+from tasks.operations import dead_tasks
 from tests.api.callers import Caller, Callers
 from tests.outbox import ledger as outbox_ledger
 from tests.outbox.ledger import move, rung
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks.deliveries import leases
 from tests.tasks.work import task, transitions
-from tests.tasks.workflows.flows import FLOW, KEYS, SUMMARY, stored, tables
-from tests.tasks.workflows.lost_workers import taken_over, worker
-from tests.tasks.workflows.outside import Outside
+from tests.workflows.flows import FLOW, KEYS, SUMMARY, stored, tables
+from tests.workflows.lost_workers import taken_over, worker
+from tests.workflows.outside import Outside
 
 APPLY = "/api/workflows/apply"
 
@@ -143,8 +144,8 @@ def test_given_a_task_failed_three_times_then_it_is_suspended_and_can_be_seen_ru
     assert "test_stored" in shown["errorMessage"]
     assert "Traceback" in shown["lastError"]
     assert [to for _, to in transitions(ids[0])] == ["QUEUED", *["RUNNING", "RETRYING"] * 2, "RUNNING", "DEAD"]
-    list(dead_letters.requeue(engine(), dead_letters.Choice(ids=[ids[0]]), actor="ops"))
-    list(dead_letters.discard(engine(), dead_letters.Choice(ids=[ids[1]]), actor="ops"))
+    list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[ids[0]]), actor="ops"))
+    list(dead_tasks.discard(engine(), dead_tasks.Choice(ids=[ids[1]]), actor="ops"))
     ingest(engine(), ids[:1])
     assert [task(id_)["status"] for id_ in ids] == ["SUCCEEDED", "DISCARDED"]
 

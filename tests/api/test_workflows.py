@@ -12,15 +12,15 @@ import httpx2
 import pytest
 
 from api.app import app
+from api.tokens import Scope
 from models.engine import engine
 from tasks import Permanent
-from tasks.identity import keyed_id
-from tasks.ingest import ingest
-from tasks.tokens import Scope
-from tasks.workflows import StageInput, stage
+from tasks.core.task_ids import keyed_id
+from tasks.execution.deliver import ingest
 from tests.api.callers import Caller, Callers, refused
 from tests.servers import wait_until
 from tests.tasks import work
+from workflows import StageInput, stage
 
 APPLY = "/api/workflows/apply"
 

@@ -23,8 +23,8 @@ from bench.peers import programs, raw_sql
 from bench.peers.programs import PEERS_PYTHON, PeersMissing, require_peers
 from commands.bench import _print_systems
 from settings import ROOT
-from tasks.guard import CLAIM
-from tasks.settle_statements import SUCCEED
+from tasks.execution.claim import CLAIM
+from tasks.execution.settle_statements import SUCCEED
 
 PEERS = ROOT / "bench" / "peers"
 FOREIGN = {"dramatiq_.py", "procrastinate_.py", "pgqueuer_.py"}

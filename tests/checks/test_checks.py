@@ -18,12 +18,12 @@ from sqlalchemy import text
 import checks
 import settings
 from checks import ledger, project, servers, workers
-from checks.finding import Finding, Level
+from checks.result import Finding, Level
 from models.engine import engine
 from models.errors import Unreachable
 from models.schema import head_revision, known_revisions, migrate
 from settings import ROOT
-from tasks.tick_rows import BEAT, record_tick
+from tasks.recovery.tick_rows import BEAT, record_tick
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
 

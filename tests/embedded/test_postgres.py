@@ -12,11 +12,11 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from embedded import way_to_run
+from embedded import unprivileged
 from embedded.home import Home
 from embedded.part import Part, Running
 from embedded.postgres import CONFIGURATION, Postgres
-from embedded.way_to_run import PostgresUnusable
+from embedded.unprivileged import PostgresUnusable
 from tests.servers import ServersOfTests, wait_until
 
 
@@ -106,21 +106,21 @@ def test_a_platform_without_the_wheel_gets_a_hint(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root: PostgreSQL as root needs a run as root")
 def test_root_without_user_namespaces_runs_it_as_nobody(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_to_run, "user_namespaces_work", lambda: False)
+    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: False)
     inner = Home(home.path.parent / "as nobody")
     inner.create()
     with started(inner) as server:
         assert setting(server, "server_version").startswith("18.")
         assert (inner.path / "postgres").owner() == "nobody"
-    monkeypatch.setattr(way_to_run, "user_namespaces_work", lambda: True)
+    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: True)
     with started(inner) as server:
         assert (inner.path / "postgres").owner() == "root"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root: PostgreSQL as root needs a run as root")
 def test_an_install_that_nobody_cannot_reach_is_copied(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way_to_run, "user_namespaces_work", lambda: False)
-    monkeypatch.setattr(way_to_run.WayToRun, "_can_reach", lambda _self, folder: "site-packages" not in str(folder))
+    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: False)
+    monkeypatch.setattr(unprivileged.WayToRun, "_can_reach", lambda _self, folder: "site-packages" not in str(folder))
     inner = Home(home.path.parent / "copied")
     inner.create()
     with started(inner) as server:
@@ -131,6 +131,6 @@ def test_an_install_that_nobody_cannot_reach_is_copied(home: Home, monkeypatch: 
 def test_root_without_user_namespaces_in_a_closed_folder_gets_a_sentence(
     fresh: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(way_to_run, "user_namespaces_work", lambda: False)
+    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: False)
     with pytest.raises(PostgresUnusable, match="run as an ordinary user"):
         _ = Postgres(fresh, 1).command

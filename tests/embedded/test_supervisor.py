@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from embedded import supervisor as module
-from embedded.failures import Interrupted, StartFailed
+from embedded.errors import Interrupted, StartFailed
 from embedded.home import Home
 from embedded.part import Part
 from embedded.process import Process
 from embedded.signals import Signals
 from embedded.stack import Stack
-from embedded.stopping import stop_parts
+from embedded.stop_parts import stop_parts
 from embedded.supervisor import Supervisor
 from tests.servers import wait_until
 

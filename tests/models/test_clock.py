@@ -12,7 +12,7 @@ from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from models.engine import make_engine
-from tasks.kinds import DUE_AT
+from tasks.core.due import DUE_AT
 from tests.models.moving_clock import move_clock
 from tests.servers import Cluster
 

@@ -19,10 +19,10 @@ from sqlalchemy.orm import Session
 import outbox
 import settings
 from models.engine import engine, sessions
+from outbox.after_commit_publisher import submitter
 from outbox.canonical import MAX_BYTES, BadPayload, canonical_json, payload_sha
 from outbox.publishers.contract import DestinationDown
 from outbox.relay import Relay
-from outbox.submitter import submitter
 from settings import ROOT
 from tests.outbox.ledger import RING, arrived, insert, move, rows
 from tests.servers import ServersOfTests

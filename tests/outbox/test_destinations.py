@@ -11,9 +11,9 @@ import settings
 from outbox.destinations import UnknownDestination, open_destination
 from outbox.publishers.amqp import AmqpPublisher
 from outbox.publishers.contract import Publisher
-from outbox.publishers.http import HttpPublisher
 from outbox.publishers.kafka import KafkaPublisher
 from outbox.publishers.redis_stream import RedisStreamPublisher
+from outbox.publishers.webhook import HttpPublisher
 from outbox.relay import Relay
 from tests.outbox.ledger import insert, rows
 from tests.servers import ServersOfTests

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from outbox.lease import ClaimedEvent, ack_sent, claim_outbox, renew_lease, renew_lease_many
-from outbox.statements import CLAIM_ANY
+from outbox.lease_statements import CLAIM_ANY
 from tests.outbox.operations import BY_NAME, Operation, each_operation
 from tests.outbox.table import OutboxTable
 

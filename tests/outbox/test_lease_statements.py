@@ -12,7 +12,7 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.orm import Session
 
 from outbox.lease import NO_FLOOR, check_dedup_many, claim_outbox
-from outbox.statements import CLAIM_ANY, CLAIM_GIVEN
+from outbox.lease_statements import CLAIM_ANY, CLAIM_GIVEN
 from tests.outbox.operations import Operation, each_operation
 from tests.outbox.table import OutboxTable
 

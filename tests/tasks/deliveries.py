@@ -13,14 +13,15 @@ from sqlalchemy import Connection, Engine, event, text
 
 import metrics
 from models.engine import engine, sessions
-from outbox.submitter import submitter
-from tasks import NewTask, registry, submit_many
-from tasks.guard import Claim, claim
-from tasks.ingest import ingest
-from tasks.keys import claim_keyed
-from tasks.outcomes import Verdict
-from tasks.registry import Handler, handler, handlers
-from tasks.task import Task
+from outbox.after_commit_publisher import submitter
+from tasks import NewTask, submit_many
+from tasks.core import registry
+from tasks.core.outcomes import Verdict
+from tasks.core.registry import Handler, handler, handlers
+from tasks.core.task import Task
+from tasks.execution.claim import Claim, claim
+from tasks.execution.claim_partitioned import claim_keyed
+from tasks.execution.deliver import ingest
 from tests.tasks.work import SCRIPTS, effects, insert, register, sink, task, transitions
 
 WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = :pid")
@@ -123,7 +124,7 @@ def leases() -> int:
 
 
 class BatchClock:
-    """Of `tasks/batch.py`: no time passes but what a handler says, and nobody waits for that."""
+    """Of `tasks/execution/batch.py`: no time passes but what a handler says, and nobody waits for that."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()

@@ -18,10 +18,10 @@ from sqlalchemy import text
 
 import commands
 from models.engine import engine, sessions
-from outbox.submitter import submitter
+from outbox.after_commit_publisher import submitter
 from settings import ROOT
 from tasks import NewTask, submit_many
-from tasks.ingest import ingest
+from tasks.execution.deliver import ingest
 from tests.nodes.programs import environment
 from tests.tasks import work
 

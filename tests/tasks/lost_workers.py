@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import failpoint
 import settings
 from models.engine import engine
-from tasks.ingest import ingest
-from tasks.reclaim import Reclaimed, take_over
-from tasks.tick_rows import record_tick
+from tasks.execution.deliver import ingest
+from tasks.recovery.reclaim import Reclaimed, take_over
+from tasks.recovery.tick_rows import record_tick
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from tasks.task import Task
+from tasks.core.task import Task
 from tests.tasks.deliveries import delivered, handled, submitted
 from tests.tasks.work import task
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from models.status import TASK_TRANSITIONS, TaskStatus
 from tasks import Discard, Permanent, Snooze
-from tasks.outcomes import Dead, Discarded, Failure, Isolated, Outcome, Released, Retry, Snoozed
+from tasks.core.outcomes import Dead, Discarded, Failure, Isolated, Outcome, Released, Retry, Snoozed
 from tests.tasks.work import OnPurpose
 
 HOUR: Final = 3600

@@ -11,11 +11,12 @@ from sqlalchemy import text
 
 import settings
 from models.engine import engine, sessions
+from outbox.after_commit_publisher import submitter
 from outbox.relay import Relay
-from outbox.submitter import submitter
-from tasks import broker, dead_letters, submit, ticks
-from tasks.ingest import ingest
-from tasks.lost_rings import ring_again
+from tasks import broker, submit, ticks
+from tasks.execution.deliver import ingest
+from tasks.operations import dead_tasks
+from tasks.recovery.lost_wakeups import ring_again
 from tests.outbox.ledger import move, rung
 from tests.servers import ServersOfTests
 from tests.tasks.work import SCRIPTS, OnPurpose, effects, insert, register, rows, sink, transitions
@@ -140,8 +141,8 @@ def test_given_a_task_failed_three_times_then_it_is_suspended_and_an_operator_ma
         move(ledger, 600)
     assert rows("status, attempt_count, error_message") == [("DEAD", 3, "OnPurpose: on purpose")]
     assert rows("payload") == [(None,)]
-    operate = dead_letters.requeue if decision == "requeue" else dead_letters.discard
-    list(operate(engine(), dead_letters.Choice([id_]), actor="op@here", reason="looked at it"))
+    operate = dead_tasks.requeue if decision == "requeue" else dead_tasks.discard
+    list(operate(engine(), dead_tasks.Choice([id_]), actor="op@here", reason="looked at it"))
     status, message = transitions(id_, "to_status, message")[-1]
     assert (status, message) == ({"requeue": "QUEUED", "discard": "DISCARDED"}[decision], "looked at it")
     if decision == "requeue":

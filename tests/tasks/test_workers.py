@@ -16,14 +16,14 @@ from sqlalchemy import text
 
 import settings
 from chaos.handlers import CREATE
-from chaos.workers import Program, wait_until, worker
+from chaos.programs import Program, wait_until, worker
 from embedded.home import Home
 from embedded.part import Running
 from embedded.process import Process
 from embedded.roles import PORTS
 from embedded.stack import embedded_servers
 from models.engine import engine, sessions
-from outbox.submitter import submitter
+from outbox.after_commit_publisher import submitter
 from tasks import NewTask, submit_many, ticks
 from tests.tasks.own_servers import own_servers
 from tests.tasks.work import rows, transitions

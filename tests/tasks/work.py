@@ -13,8 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from models.engine import engine
-from tasks.registry import handler
-from tasks.task import Task
+from tasks.core.registry import handler
+from tasks.core.task import Task
 
 Script = Callable[[Task, Session], Any]
 SCRIPTS: dict[str, Script] = {}  # what "test.scripted" does, by payload["do"]

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from outbox.publishers.address_guard import Resolve
-from outbox.publishers.http import HttpPublisher
-from outbox.publishers.post import Patience
+from outbox.publishers.http_post import Patience
+from outbox.publishers.webhook import HttpPublisher
 from tests.outbox.publishers.case import Case
 
 IMPATIENT = Patience(connect_seconds=0.5, request_seconds=0.5)

@@ -11,7 +11,7 @@ import pytest
 
 from outbox.publishers import kafka as kafka_module
 from outbox.publishers.kafka import KafkaPublisher
-from outbox.publishers.kafka_rings import KafkaRings
+from outbox.publishers.kafka_wakeups import KafkaRings
 from tests.nodes.kafka import PRODUCE, KafkaCluster
 from tests.outbox.publishers.case import Case
 

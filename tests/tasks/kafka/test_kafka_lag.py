@@ -10,18 +10,18 @@ from confluent_kafka import KafkaError, TopicPartition
 from sqlalchemy import text
 
 import settings
-from checks.finding import Level
 from checks.kafka import check
+from checks.result import Level
 from models.engine import engine
 from models.errors import Unreachable
 from tasks import ticks
-from tasks.details import details
+from tasks.core.registry import handlers
 from tasks.kafka import lag
 from tasks.kafka.client import make_consumer
 from tasks.kafka.lag import Memory, Progress
-from tasks.lost_rings import ring_again
-from tasks.registry import handlers
-from tasks.why import Why, look, reasons
+from tasks.operations.task_details import details
+from tasks.operations.why_waiting import Why, look, reasons
+from tasks.recovery.lost_wakeups import ring_again
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import are_well, claimed

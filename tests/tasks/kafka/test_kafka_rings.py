@@ -12,10 +12,10 @@ from sqlalchemy import text
 
 import settings
 from models.engine import engine
+from outbox.after_commit_publisher import submitter
 from outbox.circuit import Circuits
 from outbox.publishers import kafka
 from outbox.relay import Relay
-from outbox.submitter import submitter
 from settings import SettingsError
 from tests.outbox.ledger import insert, move, rows, rung
 from tests.servers import ServersOfTests

@@ -17,14 +17,14 @@ from sqlalchemy.exc import OperationalError
 import settings
 from failpoint import arm
 from models.engine import engine, make_engine
-from outbox.submitter import submitter
-from tasks import pace
-from tasks.ingest import ingest
+from outbox.after_commit_publisher import submitter
+from tasks.core import batch_size
+from tasks.execution.deliver import ingest
+from tasks.execution.stopping import WorkerStops
 from tasks.kafka import intake as intake_module
 from tasks.kafka import worker as worker_module
 from tasks.kafka.intake import Intake, ids_of
 from tasks.kafka.worker import Worker
-from tasks.stopping import WorkerStops
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks.deliveries import are_well, at_commit, claimed, counted, handled, scripted
 from tests.tasks.kafka.conftest import NewWorker
@@ -60,7 +60,7 @@ def test_whoever_takes_slow_tasks_takes_no_more_than_it_runs(topic: Topic, worke
         one = worker()
 
         def turn() -> bool:
-            pace._seconds[slow.type] = 1.0
+            batch_size._seconds[slow.type] = 1.0
             one.turn(0.2)
             assert submitter().flush(10)
             return set(rows("status")) == {("SUCCEEDED",)}

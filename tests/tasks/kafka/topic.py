@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 import settings
 from models.engine import engine
-from outbox.submitter import submitter
+from outbox.after_commit_publisher import submitter
 from tasks import ticks
 from tasks.kafka.lag import Progress, progress
 from tasks.kafka.worker import Worker

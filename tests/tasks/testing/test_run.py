@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from models.engine import engine
 from models.errors import Misuse
-from tasks import Discard, Finish, Permanent, Snooze, Task, pace, submit
-from tasks.handler_session import TransactionMisused
-from tasks.submit import IdempotencyConflict
+from tasks import Discard, Finish, Permanent, Snooze, Task, submit
+from tasks.core import batch_size
+from tasks.execution.transaction import TransactionMisused
+from tasks.submission.submit import IdempotencyConflict
 from tasks.testing import deliver, run, run_due, run_many, travel
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import BatchClock, handled
@@ -287,7 +288,7 @@ def test_a_task_that_is_not_there_is_named(db: Session) -> None:
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_slow_handler_runs_its_batch_to_the_end(is_known: bool, db: Session, clock: BatchClock) -> None:
     """There is nobody else in the transaction of a test who could run what is left."""
-    with handled("test.slow", lambda _task, _db: clock.passes(2 * pace.STOP_SECONDS)):
+    with handled("test.slow", lambda _task, _db: clock.passes(2 * batch_size.STOP_SECONDS)):
         if is_known:
             run("test.slow", db=db)
         assert [each.status for each in run_many("test.slow", [1, 2, 3], db)] == ["SUCCEEDED"] * 3

@@ -1,0 +1,25 @@
+"""Ticks: when each was last run, by which process, and how it ended."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from sqlalchemy.orm import Mapped, mapped_column
+
+from models.base import Base, lease_check
+
+
+class Tick(Base):
+    """The single flight of a tick (P24). `holder` and `error` outlive the lease: who ran last, and how that ended."""
+
+    __tablename__ = "tick"
+    __table_args__ = (lease_check(),)
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str | None]
+    lease_token: Mapped[uuid.UUID | None]
+    lease_until: Mapped[datetime | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    error: Mapped[str | None]  # None: it ended well

@@ -1,0 +1,38 @@
+"""What became of deliveries, counted."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+import metrics
+from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
+from tasks.core.task import Task
+
+
+def count(result: str, how_many: int) -> None:
+    if how_many:
+        metrics.INGEST_TASK_PROCESS_TOTAL.labels(result).inc(how_many)
+
+
+def count_outcomes(outcomes: Mapping[Task, Outcome], seconds: Mapping[Task, float]) -> None:
+    """What tasks were settled as; `seconds` were spent in their handlers, where those were called."""
+    results: dict[type[Outcome], list[float | None]] = defaultdict(list)
+    for task, outcome in outcomes.items():
+        results[type(outcome)].append(seconds.get(task))
+    for kind, spent in results.items():
+        count(_RESULTS[kind], len(spent))
+        known = [each for each in spent if each is not None]
+        metrics.observe_many(metrics.INGEST_TASK_PROCESS_SECONDS.labels(_RESULTS[kind]), known)
+
+
+_RESULTS: Final[dict[type[Outcome], str]] = {
+    Succeeded: "succeeded",
+    Retry: "retry",
+    Dead: "dead",
+    Snoozed: "snoozed",
+    Discarded: "discarded",
+    Released: "released",
+    Isolated: "released",
+}

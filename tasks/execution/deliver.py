@@ -1,0 +1,171 @@
+"""`tasks.ingest(ids)`: what a worker does with one message.
+
+    guard ─► batch of one kind ─► handler, settle ─► what is left of the ids, until nothing is
+
+The message may be a duplicate, late, or made by hand: the guard decides. It is acknowledged when everything in it is
+settled or refused; if this process dies before, the broker or reclaim brings the tasks back.
+"""
+
+# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+import settings
+from failpoint import failpoint
+from models.engine import at_once
+from models.errors import CeleriacError
+from outbox.lease import connection_of
+from tasks.core import wakeups
+from tasks.core.batch_size import fills_a_small_batch
+from tasks.core.holders import holder_of
+from tasks.core.outcomes import Released, Snoozed
+from tasks.core.partition_keys import NEXT_SECONDS
+from tasks.core.registry import find, handlers
+from tasks.core.result_metrics import count
+from tasks.execution import claim, claim_partitioned
+from tasks.execution.batch import Batch
+from tasks.execution.claim import Claim
+from tasks.execution.release import give_back
+from tasks.execution.run_handler import is_serialization_failure
+from tasks.execution.unsettled import REPEATS
+
+logger = logging.getLogger(__name__)
+
+Owned = Callable[[Sequence[uuid.UUID]], None]
+UNHANDLED_SECONDS: Final = 30.0
+Id = str | uuid.UUID
+ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+# Whose predecessor runs for long is rung less and less often: the end of that rings for it.
+_WAITED: Final = """CASE WHEN :in_line THEN
+            at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
+# ring_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7). Whoever is
+# rung now waits for this ring from now on: if it is lost, that is noticed after a grace, however long it waited before.
+# Whoever is rung for later has that ring already: a message that comes twice must not become two for ever.
+RING_AGAIN: Final = text(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    held AS MATERIALIZED (
+        SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
+          AND (:seconds <= 0 OR rung_at IS NULL OR rung_at <= (SELECT at FROM clock))
+        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
+    waiting AS (
+        UPDATE ingest_task task SET rung_at = at + greatest(make_interval(secs => :seconds), {_WAITED}),
+            updated_at = CASE WHEN :seconds > 0 THEN task.updated_at ELSE at END
+        FROM held, clock WHERE task.id = held.id
+        RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN rung_at END AS due_at),
+    {wakeups.rung("waiting")}
+    SELECT ours FROM rings
+""")
+
+
+def ingest(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
+    """Run what may run of these tasks: first those that wait for nobody, then those with a partition key.
+
+    `owned` is told after each claim what is left to claim: the ledger owns the rest from there, durably, and whoever
+    delivered the ids may forget those.
+    """
+    keyed = _claim_and_run(engine, known_ids(ids), claim.claim, owned)
+    _claim_and_run(engine, keyed, claim_partitioned.claim_keyed, owned)
+
+
+def _claim_and_run(
+    engine: Engine, ids: Sequence[Id], claim: Callable[..., Claim], owned: Owned | None
+) -> list[uuid.UUID]:
+    """Batch by batch; returns the ids that another kind of claim is for."""
+    current = settings.current()
+    keyed: list[uuid.UUID] = []
+    while ids:
+        token = uuid.uuid4()
+        try:
+            claimed = _repeated_if_asked(
+                engine,
+                partial(
+                    claim,
+                    ids=ids,
+                    handlers=handlers(),
+                    holder=holder_of(os.getpid()),
+                    lease_seconds=current.ingest_lease_seconds,
+                    token=token,
+                    durable=owned is not None,
+                ),
+            )
+            failpoint("ingest.after_claim")
+            count("skipped", len(claimed.skipped))
+            count("not_due", len(claimed.not_due))
+            # A rolling deploy: another worker may know their type, or this one tomorrow.
+            _ring_again(engine, claimed.unhandled, UNHANDLED_SECONDS)
+            # Their turn is about to come.
+            _ring_again(engine, claimed.next_in_line, NEXT_SECONDS, in_line=True)
+            keyed += claimed.keyed
+            ids = _for_others(engine, claimed)
+            if owned:
+                owned([*ids, *keyed])
+            batch = Batch(engine, claimed, find(claimed.tasks[0].type), current) if claimed.tasks else None
+        except BaseException as error:  # a worker that is told to stop waits for a claim as often as for anything else
+            why = f"it was not started: {type(error).__name__}"
+            give_back(engine, current, token, Snoozed(1.0, why) if isinstance(error, Exception) else Released(why))
+            raise
+        if batch:
+            batch.run()
+    return keyed
+
+
+def _repeated_if_asked(engine: Engine, claim: Callable[[Connection], Claim]) -> Claim:
+    """A database whose default is REPEATABLE READ or above may ask for that (P14); an error would lose the message."""
+    for _ in range(REPEATS - 1):
+        try:
+            with at_once(engine) as connection:
+                return claim(connection)
+        except DBAPIError as error:
+            if not is_serialization_failure(error):
+                raise
+    with at_once(engine) as connection:
+        return claim(connection)
+
+
+def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
+    """Where a slow type made the batch small, the rest is rung for whoever is free. Returns what is left to us.
+
+    That is all of it if they cannot be rung for: an error would leave what is claimed to reclaim, and a task that was
+    alone in its batch would be charged with that (P5).
+    """
+    if not claimed.tasks or not fills_a_small_batch(find(claimed.tasks[0].type), len(claimed.tasks)):
+        return claimed.left
+    try:
+        _ring_again(engine, claimed.left, 0, queues=[claimed.tasks[0].queue])
+    except (DBAPIError, CeleriacError) as error:
+        logger.warning("not left to others: %s", str(error).partition("\n")[0])
+        return claimed.left
+    return []
+
+
+def _ring_again(
+    engine: Engine, ids: Sequence[uuid.UUID], seconds: float, *, in_line: bool = False, queues: Sequence[str] = ()
+) -> None:
+    """Rings for these queues that are due at once are ours to publish."""
+    if not ids:
+        return
+    with Session(engine) as db:
+        values = {"ids": list(ids), "seconds": seconds, "in_line": in_line, **wakeups.ring_values(db, queues)}
+        ours = connection_of(db).execute(RING_AGAIN, values).scalar_one()
+        wakeups.publish_after_commit(db, ours)
+        db.commit()
+
+
+def known_ids(ids: Sequence[Any]) -> list[str]:
+    """What is no id is nobody's task."""
+    found = [id_ for id_ in map(str, ids) if ID.fullmatch(id_)]
+    count("skipped", len(ids) - len(found))
+    return found

@@ -1,0 +1,164 @@
+"""The heartbeat: one thread per process, with a connection of its own, renews every lease of the process (P6).
+
+It starts with the first lease, after the fork, and never runs on Celery's event loop. A lease that it cannot renew is
+lost: its holder is told, and refuses to do more in its name. It stops renewing, and ends the process, when a handler
+exceeds its hard limit; whatever is then still running is reclaimed as from any lost worker.
+
+A task that runs outside a transaction is looked at now and then: if somebody discarded it or took it over, its handler
+is interrupted with `LeaseLost`, and has its `finally` to clean up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+import settings
+from models.engine import make_engine
+from models.errors import CeleriacError, LeaseLost
+from models.one_per_process import OnePerProcess
+from tasks.core.lease import Held
+
+logger = logging.getLogger(__name__)
+
+STATEMENT_TIMEOUT_SECONDS: Final = 5.0
+BEATS_PER_LEASE: Final = 3
+LOOK_SECONDS: Final = 0.5  # for limits that have begun meanwhile
+
+# renew: held → held for as long again. A lease that somebody has in hand just now is there, and not renewed (P14).
+RENEW: Final = text("""
+    WITH held AS MATERIALIZED (
+        SELECT token FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token
+        FOR NO KEY UPDATE SKIP LOCKED),
+    renewed AS (
+        UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
+        FROM held WHERE task_lease.token = held.token
+        RETURNING task_lease.token)
+    SELECT token, token IN (SELECT token FROM renewed) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))
+""")
+
+WATCH_SECONDS: Final = 1.0
+# still_held: of the watched tasks, those that their holder still has.
+STILL_HELD: Final = text("""
+    SELECT lease_token FROM ingest_task
+    WHERE id = ANY(CAST(:ids AS uuid[])) AND lease_token = ANY(CAST(:tokens AS uuid[]))
+""")
+
+
+class Heartbeat:
+    """The renewing thread of this process."""
+
+    def __init__(self, current: settings.Settings) -> None:
+        self.settings = current
+        self.lease_seconds = current.ingest_lease_seconds
+        self._held: dict[uuid.UUID, Held] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._engine: Engine | None = None
+
+    @contextmanager
+    def holding(self, token: uuid.UUID, deadline: float) -> Iterator[Held]:
+        held = Held(token, deadline)
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+                thread.start()
+                self._thread = thread  # or the next one tries again
+            self._held[token] = held
+        try:
+            yield held
+        finally:
+            with self._lock:
+                del self._held[token]
+
+    def beat(self) -> None:
+        """Renew all leases once."""
+        with self._lock:
+            held = dict(self._held)
+        if not held:
+            return
+        started_at = time.monotonic()
+        with self._connections().begin() as connection:
+            values = {"tokens": list(held), "lease_seconds": self.lease_seconds}
+            found: dict[uuid.UUID, bool] = dict(connection.execute(RENEW, values).all())
+        for token, lease in held.items():
+            if found.get(token):
+                lease.deadline = started_at + self.lease_seconds
+            elif token not in found and not lease.is_lost and token in self._held:
+                lease.is_lost = True
+                logger.warning("the lease %s is lost", token)
+
+    def watch(self) -> None:
+        """Interrupt handlers whose task somebody else has decided about."""
+        with self._lock:
+            found = [(held, held.watched) for held in self._held.values()]
+        watched = {held.token: (held, one) for held, one in found if one is not None}
+        if not watched:
+            return
+        ids = [one.task_id for _, one in watched.values()]
+        with self._connections().begin() as connection:
+            kept = set(connection.execute(STILL_HELD, {"ids": ids, "tokens": list(watched)}).scalars())
+        for token, (held, one) in watched.items():
+            if token not in kept and held.watched is one:  # and not settled meanwhile
+                one.is_lost = True
+                one.interrupt(LeaseLost())
+
+    def close(self) -> None:
+        """End the thread and its connection."""
+        self._closed.set()
+        if self._thread is None and self._engine is not None:
+            self._engine.dispose()
+
+    def _connections(self) -> Engine:
+        if self._engine is None:
+            self._engine = make_engine(
+                self.settings.database_url,
+                application_name="celeriac-heartbeat",
+                statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
+                pool_size=1,
+            )
+        return self._engine
+
+    def _run(self) -> None:
+        pause = self.lease_seconds / BEATS_PER_LEASE
+        next_beat = time.monotonic() + pause
+        next_watch = time.monotonic() + WATCH_SECONDS
+        while not self._closed.is_set():
+            self._closed.wait(
+                max(0.05, min(next_beat, self._next_limit(), time.monotonic() + LOOK_SECONDS) - time.monotonic())
+            )
+            self._end_what_takes_too_long()
+            try:
+                if time.monotonic() >= next_watch:
+                    next_watch = time.monotonic() + WATCH_SECONDS
+                    self.watch()
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + pause
+                    self.beat()
+            except (DBAPIError, CeleriacError) as error:  # its deadline says when the lease is no longer good
+                logger.warning("leases could not be renewed: %s", str(error).partition("\n")[0])
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def _next_limit(self) -> float:
+        with self._lock:
+            return min((held.hard_limit_at for held in self._held.values() if held.hard_limit_at), default=float("inf"))
+
+    def _end_what_takes_too_long(self) -> None:
+        if time.monotonic() >= self._next_limit():
+            logger.error("a handler exceeded its hard time limit: this process ends")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+heartbeat: Final = OnePerProcess(Heartbeat)

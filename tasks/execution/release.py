@@ -1,0 +1,42 @@
+"""Giving back tasks that were claimed and never started."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Final
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from models.errors import CeleriacError
+from settings import Settings
+from tasks.core.outcomes import Released, Snoozed
+from tasks.core.registry import find_or_default
+from tasks.execution.claim import columns, task_of
+from tasks.execution.settle import Settlement
+
+logger = logging.getLogger(__name__)
+
+# running: what is still held under these tokens, but for what it carries, which nobody needs here.
+RUNNING: Final = text(f"""
+    SELECT lease_token, {columns("NULL, NULL")}
+    FROM ingest_task
+    WHERE id IN (SELECT unnest(task_ids) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])))
+      AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
+    ORDER BY id
+""")  # noqa: S608 - a literal of ours
+
+
+def give_back(engine: Engine, settings: Settings, token: uuid.UUID, outcome: Released | Snoozed) -> None:
+    """What was claimed under this token and never started, if that is anything. No attempt is burned."""
+    try:
+        with Session(engine) as db:
+            tasks = [task_of(found) for _, *found in db.execute(RUNNING, {"tokens": [token]})]
+            if tasks:
+                settlement = Settlement(token, find_or_default(tasks[0].type), settings)
+                settlement.settle(db, [(task, outcome) for task in tasks], is_last=True)
+            db.commit()
+    except (SQLAlchemyError, CeleriacError) as error:
+        logger.warning("left to reclaim, if it was claimed: %s", str(error).partition("\n")[0])

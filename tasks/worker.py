@@ -1,0 +1,59 @@
+"""What a worker does when it starts, and each of its child processes.
+
+Celery imports this module (`imports` in `celeryconfig.py`) before it sends `worker_init`, in workers only.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from typing import Any
+
+from celery import signals
+
+import metrics
+import settings
+from models.schema import require_ready
+from tasks.celery import app
+from tasks.core.celery_program import SIGTERM_WARNING, exit_with_message
+from tasks.core.holders import WORKER
+from tasks.core.registry import handlers
+from tasks.worker_watch import ChildPids, WorkerWatch
+
+logger = logging.getLogger(__name__)
+_child_pids: list[ChildPids] = []  # of this process, if it is a worker
+
+
+@signals.worker_init.connect
+def _start_worker(**_: Any) -> None:
+    """Refuse to start without a ledger or with an old schema: such a worker would fail every task."""
+    with exit_with_message():
+        require_ready(newer_is_ready=True)
+        handlers()  # reports a missing handler module now instead of with every task
+    metrics.share_between_processes()
+    if port := settings.current().worker_metrics_port:
+        metrics.serve(port)
+    if os.environ.get("REMAP_SIGTERM") != "SIGQUIT":
+        logger.warning(SIGTERM_WARNING)
+    logger.info("leases of this worker are held as %s", WORKER)  # its children inherit the name
+    _child_pids.append(ChildPids())
+
+
+@signals.worker_ready.connect
+def _start_worker_watch(sender: Any, **_: Any) -> None:
+    pool, child_pids = sender.pool, _child_pids[-1]
+    runs_ticks = "system" in app.amqp.queues.consume_from and settings.current().worker_run_ticks
+
+    def children() -> set[int]:
+        """Return the processes of the pool. One that is about to start has no pid; a thread pool has none."""
+        return {pid for pid in pool.info.get("processes") or () if pid}
+
+    WorkerWatch(children, born=child_pids.received, runs_ticks=runs_ticks).start()
+
+
+@signals.worker_process_init.connect
+def _start_child(**_: Any) -> None:
+    for child_pids in _child_pids:
+        child_pids.send_own()
+    gc.freeze()  # a worker has loaded 100,000 objects; no collection needs to look at them again

@@ -1,0 +1,394 @@
+"""submit, tasks, show, stats, reclaim, rebuild-broker: what an operator types, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from celery import Celery
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+import commands
+from models.clock import now
+from models.engine import engine
+from models.status import TaskStatus
+from outbox.after_commit_publisher import submitter
+from tasks import broker
+from tasks.core.registry import handlers
+from tasks.execution.claim import claim
+from tasks.execution.deliver import ingest
+from tasks.operations import rebuild_broker, stats
+from tasks.submission import json_lines
+from tests.outbox.ledger import arrived, move, rung
+from tests.outbox.ledger import rows as events
+from tests.servers import ServersOfTests
+from tests.tasks import work
+from tests.tasks.door import DIES, FLAKY, buried, change, dead, manage, statuses, submitted
+
+OURS = ("submit", "tasks", "show", "stats", "requeue-dead", "discard-dead", "retry-now", "reclaim", "rebuild-broker")
+NOBODY = uuid.UUID(int=1)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_command_has_a_help_with_an_example(name: str) -> None:
+    assert name in typer.main.get_command(commands.app).commands  # type: ignore[attr-defined]
+    shown = CliRunner().invoke(commands.app, [name, "--help"])
+    assert shown.exit_code == 0
+    assert f"Example: manage.py {name}" in shown.output
+
+
+# submit
+
+
+def test_a_task_is_submitted_with_all_that_was_said_of_it(stack: ServersOfTests) -> None:
+    options = ["--key", "k", "--priority", 9, "--run-at", "10m", "--max-attempts", 3, "--context", '{"traceId": "t"}']
+    done = manage("submit", FLAKY, '{"fail": 2}', *options, "--json")
+    (task,) = work.rows("id")[0]
+    assert done.json == {"taskId": str(task), "status": "QUEUED", "created": True}
+    row = work.task(task)
+    assert (row["type"], row["payload"], row["idempotency_key"]) == (FLAKY, {"fail": 2}, "k")
+    assert (row["priority"], row["max_attempts"], row["context"]) == (9, 3, {"traceId": "t"})
+    assert row["next_retry_at"] - row["created_at"] == timedelta(minutes=10)
+    assert manage("submit", FLAKY, '{"fail": 2}', *options, "--json").json["created"] is False
+    assert "exists already" in manage("submit", FLAKY, '{"fail": 2}', *options).out
+
+
+def test_a_payload_comes_from_a_file_from_stdin_or_not_at_all(stack: ServersOfTests, tmp_path: Path) -> None:
+    file = tmp_path / "payload.json"
+    file.write_bytes(b'\xef\xbb\xbf{"from": "file"}\n')
+    assert manage("submit", FLAKY, f"@{file}").code == 0
+    assert manage("submit", FLAKY, "-", stdin=b'{"from": "stdin"}').code == 0
+    assert manage("submit", FLAKY).code == 0
+    assert [payload for (payload,) in work.rows("payload")] == [{"from": "file"}, {"from": "stdin"}, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ([FLAKY, "{"], 2, "It is not JSON"),
+        ([FLAKY, "NaN"], 2, "not JSON"),
+        ([FLAKY, "[" * 100_000], 2, "nested too deeply"),
+        ([FLAKY, '"\\u0000"'], 2, "NUL"),
+        (["nobody.knows", "1"], 2, "There is no handler for 'nobody.knows'"),
+        ([FLAKY, "1", "--queue", "nowhere"], 2, "There is no queue 'nowhere'"),
+        ([FLAKY, "1", "--notify", "nobody"], 2, "no destination 'nobody'"),
+        ([FLAKY, "1", "--context", "[]"], 2, "JSON object"),
+        ([FLAKY, "1", "--run-at", "soon"], 2, "from now"),
+        ([FLAKY, "1", "--priority", "10"], 2, "priority"),
+        ([FLAKY, "1", "--lines"], 2, "@FILE"),
+        ([FLAKY, "-", "--lines", "--key", "k"], 2, "A key belongs to one task"),
+        ([FLAKY, "@/does/not/exist"], 1, "No such file"),
+    ],
+    ids=lambda given: given[-1][:20] if isinstance(given, list) else "",
+)
+def test_what_cannot_be_submitted_is_a_sentence(
+    stack: ServersOfTests, arguments: list[str], code: int, sentence: str
+) -> None:
+    refused = manage("submit", *arguments)
+    assert refused.code == code
+    assert sentence in " ".join(refused.err.replace("│", " ").split())
+    assert work.rows() == []
+
+
+def test_a_key_with_another_payload_is_a_failure_that_names_the_task(stack: ServersOfTests) -> None:
+    (task,) = submitted({"a": 1}, key="k")
+    refused = manage("submit", FLAKY, '{"a": 2}', "--key", "k")
+    assert refused.code == 1
+    assert str(task) in refused.err
+
+
+def test_each_line_is_a_task(stack: ServersOfTests, tmp_path: Path) -> None:
+    file = tmp_path / "payloads.jsonl"
+    file.write_text("".join(f'{{"n": {n}}}\n\n' for n in range(2500)))
+    done = manage("submit", FLAKY, f"@{file}", "--lines", "--priority", 7)
+    assert done.out == "Submitted 2,500: 2,500 new, 0 existed already.\n"
+    rows = work.rows("payload, priority")
+    assert sorted(payload["n"] for payload, _ in rows) == list(range(2500))
+    assert {priority for _, priority in rows} == {7}
+    assert len(work.rings()) == 25
+
+
+def test_a_bad_line_is_named_and_nothing_at_all_is_submitted(
+    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "LINE_LIMIT", 50)
+    lines = [b"1"] * 1200 + [b"{", b'"' + b"x" * 200 + b'"', b'"\xff"', b"2"]
+    refused = manage("submit", FLAKY, "-", "--lines", stdin=b"\n".join(lines))
+    assert refused.code == 2
+    assert work.rows() == []
+    said = refused.err.splitlines()
+    assert said[0].startswith("manage.py: line 1,201: It is not JSON")
+    assert said[1].startswith("manage.py: line 1,202: It has more than")
+    assert said[2] == "manage.py: line 1,203: It is not UTF-8."
+    assert said[3] == "manage.py: Nothing was submitted: 3 of 1,204 lines are bad."
+
+
+def test_whoever_is_stopped_half_way_says_which_lines_are_submitted(stack: ServersOfTests) -> None:
+    submitted({"a": 1}, key="taken")
+    envelopes: list[dict[str, Any]] = [{"payload": n} for n in range(1500)]
+    envelopes[1200] = {"payload": {"a": 2}, "context": {"idempotencyKey": "taken"}}
+    written = "\n".join(map(json.dumps, envelopes)).encode()
+    stopped = manage("submit", FLAKY, "-", "--lines", "--envelopes", stdin=written)
+    assert stopped.code == 1
+    assert stopped.out == "Submitted 1,000: 1,000 new, 0 existed already.\n"
+    assert "Line 1,201: The key belongs to the task" in stopped.err
+    assert "Up to line 1,000 all are submitted, from line 1,001 on none is." in stopped.err
+    assert len(work.rows()) == 1001
+
+
+def test_envelopes_bring_their_own_type_key_and_retries(stack: ServersOfTests) -> None:
+    first = {"type": FLAKY, "payload": 1, "context": {"idempotencyKey": "k", "user": 7}, "retry": {"max": 2}}
+    written = "\n".join(map(json.dumps, [first, first, {"type": FLAKY, "payload": 2}])).encode()
+    done = manage("submit", "-", "--lines", "--envelopes", "--json", stdin=written)
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert [(line["line"], line["created"]) for line in lines] == [(1, True), (2, False), (3, True)]
+    assert lines[0]["taskId"] == lines[1]["taskId"]
+    row = work.task(uuid.UUID(lines[0]["taskId"]))
+    assert (row["idempotency_key"], row["max_attempts"], row["context"]) == ("k", 2, {"user": 7})
+    assert manage("submit", "-", "--envelopes", stdin=b'{"payload": 1}').code == 2
+
+
+# tasks
+
+
+def listed(*options: object) -> dict[str, Any]:
+    found: dict[str, Any] = manage("tasks", *options, "--json").json
+    return found
+
+
+def test_a_list_shows_every_status_the_latest_change_first(stack: ServersOfTests) -> None:
+    done, discarded, died, retrying = submitted({}, {"discard": "why"}, DIES, {"fail": 1}, key=None)
+    ingest(engine(), [done, discarded, died, retrying])
+    (running,) = submitted({})
+    with engine().connect() as connection:
+        claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
+    (queued,) = submitted({})
+    found = listed()["tasks"]
+    assert [each["taskId"] for each in found[:2]] == [str(queued), str(running)]
+    assert Counter(each["status"] for each in found) == dict.fromkeys(TaskStatus, 1)
+    for task, status in [(queued, "QUEUED"), (running, "RUNNING"), (retrying, "retrying"), (died, "dead")]:
+        assert [each["taskId"] for each in listed("--status", status)["tasks"]] == [str(task)]
+    assert len(listed("--status", "SUCCEEDED", "--status", "DISCARDED")["tasks"]) == 2
+
+
+def test_a_list_goes_page_by_page_in_both_directions_without_losing_or_repeating(stack: ServersOfTests) -> None:
+    expected = sorted([*buried(5), *submitted({}, {}, {})], reverse=True)  # two moments, several of each
+    expected.sort(key=lambda id_: work.task(id_)["finished_at"] or work.task(id_)["updated_at"], reverse=True)
+    first = listed("--limit", 3)
+    second = listed("--limit", 3, "--before", first["before"])
+    third = listed("--limit", 3, "--before", second["before"])
+    pages = [*first["tasks"], *second["tasks"], *third["tasks"]]
+    assert [each["taskId"] for each in pages] == list(map(str, expected))
+    assert third["before"] is None
+    assert listed("--limit", 3, "--after", third["after"])["tasks"] == second["tasks"]
+    assert f"--before {first['before']}" in manage("tasks", "--limit", 3).out
+    assert manage("tasks", "--before", "page 2").code == 2
+
+
+def test_a_list_is_narrowed_by_type_queue_key_and_time(stack: ServersOfTests) -> None:
+    (keyed,) = submitted({}, key="k")
+    (old,) = buried(1, type="another", queue="other")
+    change([old], "finished_at = finished_at - interval '1 hour'")
+    for options, task in [
+        (["--type", "another"], old),
+        (["--queue", "other"], old),
+        (["--until", "30m"], old),
+        (["--since", "30m"], keyed),
+        (["--key", "k"], keyed),
+        (["--key", "k", "--type", FLAKY], keyed),
+    ]:
+        assert [each["taskId"] for each in listed(*options)["tasks"]] == [str(task)], options
+    assert listed("--key", "k", "--type", "another")["tasks"] == []
+
+
+def test_stored_text_steers_neither_our_markup_nor_the_terminal(stack: ServersOfTests) -> None:
+    (task,) = dead({"permanent": "[red]no\x1b[31m\x9b2J\u202e"})
+    for done in (manage("tasks"), manage("show", task), manage("requeue-dead", "--dry-run")):
+        assert done.code == 0
+        assert "[red]no [31m 2J" in done.out
+        assert not {"\x1b", "\x9b"} & set(done.out)
+
+
+# show
+
+
+def test_a_task_is_shown_with_its_history_and_its_payload_cut_for_people_only(stack: ServersOfTests) -> None:
+    (task,) = dead({**DIES, "long": "x" * 2000})
+    found = manage("show", task, "--json").json
+    assert (found["taskId"], found["status"], found["attemptCount"]) == (str(task), "DEAD", 1)
+    assert found["retry"] == {"count": 1, "max": 10, "nextAttemptAt": None}
+    assert (found["errorCode"], found["errorMessage"]) == ("permanent", "Permanent: it will never work")
+    assert [each["toStatus"] for each in found["transitions"]] == ["QUEUED", "RUNNING", "DEAD"]
+    assert found["payload"]["long"] == "x" * 2000
+    assert [each["code"] for each in found["why"]] == ["final"]
+    shown = manage("show", task).out
+    assert "It is DEAD, since" in shown
+    assert "Traceback" in shown
+    assert "x" * 2000 not in shown.replace("\n", "").replace(" ", "")
+
+
+def test_a_task_that_waits_is_shown_with_its_ring_and_the_missing_worker(stack: ServersOfTests) -> None:
+    (task,) = submitted({}, run_at=timedelta(minutes=10))
+    found = manage("show", task, "--json").json
+    assert [each["code"] for each in found["why"]] == ["not_due", "no_worker"]
+    assert [ring["nextRetryAt"] for ring in found["rings"]] == [found["nextRetryAt"]]
+
+
+def test_what_holds_a_running_task_and_what_was_refused_is_shown(stack: ServersOfTests) -> None:
+    (task,) = submitted({})
+    with engine().connect() as connection:
+        held = claim(connection, [task], handlers=handlers(), holder="a worker", lease_seconds=60)
+    with engine().begin() as connection:
+        audit = text("INSERT INTO task_audit (task_id, code, worker_id) VALUES (:id, 'late_success', 'sleeper')")
+        connection.execute(audit, {"id": task})
+    found = manage("show", task, "--json")
+    assert (found.json["lease"]["holder"], found.json["audits"][0]["code"]) == ("a worker", "late_success")
+    assert str(held.token) not in found.out
+    assert "held by a worker" in " ".join(manage("show", task).out.split())
+
+
+def test_an_unknown_task_is_a_failure_and_what_is_no_id_is_misuse(stack: ServersOfTests) -> None:
+    assert (manage("show", NOBODY).code, manage("show", "17").code) == (1, 2)
+    assert f"There is no task {NOBODY}" in manage("show", NOBODY).err
+
+
+# stats
+
+
+def test_tasks_are_counted_by_status_and_kind_with_the_oldest_that_is_due(stack: ServersOfTests) -> None:
+    ingest(engine(), submitted({}, DIES, {"fail": 1}, {"discard": "why"}))
+    (running,) = submitted({})
+    with engine().connect() as connection:
+        claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
+    submitted({}, run_at=timedelta(days=1))
+    move(stack, 3600)
+    submitted({})
+    found = manage("stats", "--json").json
+    assert {each["status"]: (each["count"], each["exact"]) for each in found["statuses"]} == {
+        "QUEUED": (2, True),
+        "RUNNING": (1, True),
+        "RETRYING": (1, True),
+        "SUCCEEDED": (1, True),
+        "DEAD": (1, True),
+        "DISCARDED": (1, True),
+    }
+    (kind,) = found["kinds"]
+    assert (kind["queue"], kind["type"], kind["due"], kind["scheduled"]) == ("ingest", FLAKY, 2, 1)
+    assert kind["counts"] == {
+        "QUEUED": 2,
+        **dict.fromkeys(["RUNNING", "RETRYING", "SUCCEEDED", "DEAD", "DISCARDED"], 1),
+    }
+    assert 3590 < kind["oldestDue"] < 3700
+    assert found["dead"] == [{"type": FLAKY, "errorCode": "permanent", "count": 1}]
+    assert len(found["latest"]) == 7
+    assert "demo.flaky" in manage("stats").out
+
+
+def test_a_requeued_task_is_as_old_as_its_requeue(stack: ServersOfTests) -> None:
+    dead()
+    move(stack, 3600)
+    assert manage("requeue-dead", "--all").code == 0
+    assert manage("stats", "--json").json["kinds"][0]["oldestDue"] < 600
+
+
+def test_counting_ends_at_its_ceiling_and_says_so(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(stats._LOOK, "ceiling", 5)
+    buried(7)
+    submitted(*[{}] * 7)
+    found = {each["status"]: (each["count"], each["exact"]) for each in manage("stats", "--json").json["statuses"]}
+    assert (found["DEAD"], found["QUEUED"], found["RUNNING"]) == ((5, False), (5, False), (0, True))
+    assert "5+" in manage("stats").out
+
+
+# reclaim, rebuild-broker
+
+
+def test_reclaim_takes_over_once_and_says_what_it_found(stack: ServersOfTests) -> None:
+    move(stack, 600)  # after a start of the database, and before a first look, everybody gets time
+    (task,) = submitted({})
+    manage("reclaim", "--once")
+    with engine().connect() as connection:
+        claim(connection, [task], handlers=handlers(), holder="gone", lease_seconds=1)
+        connection.execute(text("UPDATE task_lease SET lease_until = lease_until - interval '1 minute'"))
+        connection.commit()
+    assert manage("reclaim", "--once", "--json").json == {
+        "ran": True, "leases": 1, "charged": 1, "isolated": 0, "rungAgain": 0
+    }  # fmt: skip
+    assert statuses([task]) == ["RETRYING"]
+
+
+def test_reclaim_that_runs_elsewhere_is_not_run_twice(stack: ServersOfTests) -> None:
+    with engine().begin() as connection:
+        connection.execute(
+            text("""
+            INSERT INTO tick (name, holder, lease_token, lease_until)
+            VALUES ('reclaim', 'another', gen_random_uuid(), ledger_now() + interval '1 minute')""")
+        )
+    assert manage("reclaim", "--once", "--json").json == {"ran": False}
+    assert "elsewhere" in manage("reclaim", "--once").out
+
+
+def test_after_a_flush_everything_that_is_due_is_rung_and_the_dead_letters_are_back(stack: ServersOfTests) -> None:
+    (died,) = dead()
+    due = submitted(*[{}] * 250)
+    (scheduled,) = submitted({}, run_at=timedelta(hours=1))
+    stack.flush_redis()
+    said = manage("rebuild-broker", "--dry-run", "--json").json
+    assert (said["tasks"], said["dead"], said["due"]) == (250, 1, [{"queue": "ingest", "type": FLAKY, "count": 250}])
+    assert rung(stack) == []
+    assert manage("rebuild-broker", "--json").json == {"tasks": 250, "rings": 3, "letters": 1}
+    assert submitter().flush(60)
+    assert arrived(stack) == dict.fromkeys(map(str, due), 1)
+    assert str(scheduled) not in arrived(stack)
+    assert [payload["dead"] for (payload,) in events("payload", "payload ? 'dead' AND status = 'NEW'")] == [str(died)]
+
+
+def test_a_rebuild_beside_workers_and_submitters_ends_and_runs_nothing_twice(
+    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild_broker, "PAGE", 100)
+    tasks = submitted(*[{}] * 150)
+    new, seen = [], 0
+    for so_far in rebuild_broker.ring_all_due(engine()):
+        seen = so_far.tasks
+        new += submitted({})  # whoever rang for these too would never end
+        ingest(engine(), tasks[:50])
+    assert submitter().flush(60)
+    assert 100 <= seen <= 150
+    rings = Counter(id_ for ring in work.rings() for id_ in ring.ids)
+    assert {rings[task] for task in new} == {1}
+    ingest(engine(), tasks)
+    assert {tuple(work.transitions(task)) for task in tasks} == {
+        ((None, "QUEUED"), ("QUEUED", "RUNNING"), ("RUNNING", "SUCCEEDED"))
+    }
+
+
+def test_a_broker_that_is_away_is_said_before_anything_is_rung(
+    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted({})
+    before = len(work.rings())
+    monkeypatch.setattr(broker, "app", Celery(broker="redis://127.0.0.1:1/0", set_as_current=False))
+    refused = manage("rebuild-broker")
+    assert refused.code == 3
+    assert "The broker does not answer" in refused.err
+    assert len(work.rings()) == before
+
+
+def test_tasks_of_one_moment_are_rung_page_by_page(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebuild_broker, "PAGE", 100)
+    tasks = submitted(*[{}] * 250, run_at=timedelta(seconds=1))
+    with engine().connect() as connection:
+        before = now(connection)
+    move(stack, 2)
+    assert list(rebuild_broker.ring_all_due(engine()))[-1] == rebuild_broker.Rung(250, 3)
+    assert submitter().flush(60)
+    assert {rung_at > before for (rung_at,) in work.rows("rung_at")} == {True}
+    assert sorted(id_ for ring in work.rings()[-3:] for id_ in ring.ids) == sorted(tasks)

@@ -1,0 +1,362 @@
+"""Durable steps (P11): remembered once, never by whoever lost the task, and a long loop goes on where it was."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import failpoint
+import settings
+from models.engine import engine, make_engine
+from tasks import LeaseLost
+from tasks.core.lease import Held
+from tasks.core.steps import Steps
+from tasks.core.task import Task
+from tasks.execution.deliver import ingest
+from tasks.operations import dead_tasks
+from tasks.recovery.reclaim import take_over
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import audits, change, clean_sink, delivered, handled, leases, scalar, submitted, take_away
+from tests.tasks.execution.test_ledger_lost import Line
+from tests.tasks.lost_workers import LEASE, killed, later, taken_over
+from tests.tasks.work import OnPurpose, rows, task
+
+TYPE = "test.steps"
+STEPS = text("SELECT name, result FROM task_step WHERE task_id = :id ORDER BY created_at, name")
+CALLS = text("SELECT note FROM test_sink ORDER BY ctid")
+CALLED = text("INSERT INTO test_sink (note) VALUES (:note)")
+
+
+@pytest.fixture(autouse=True)
+def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
+    with clean_sink(), engine().begin() as connection:
+        connection.execute(text("TRUNCATE task_step"))
+    with clean_sink():
+        yield stack
+    failpoint.arm()
+
+
+def called(note: str, result: Any = None) -> Any:
+    """A call of something outside, which a test can count although the caller was killed."""
+    with engine().begin() as connection:
+        connection.execute(CALLED, {"note": note})
+    return note if result is None else result
+
+
+def calls() -> list[str]:
+    with engine().begin() as connection:
+        return list(connection.execute(CALLS).scalars())
+
+
+def stored(id_: uuid.UUID) -> dict[str, Any]:
+    with engine().begin() as connection:
+        found = connection.execute(STEPS, {"id": id_}).all()
+    return {row.name: row.result for row in found}
+
+
+def ran(script: Callable[[Task], Any], *, times: int = 1, **how: Any) -> uuid.UUID:
+    """One task with this handler, delivered so often."""
+    with handled(TYPE, script, transactional=False, **{"backoff": [0], **how}):
+        (id_,) = submitted(1, TYPE)
+        for _ in range(times):
+            delivered([id_])
+    return id_
+
+
+def three_steps(each: Task) -> Any:
+    first = each.step("first", called, "first", {"n": 1})
+    second = each.step("second", called, "second", [first["n"], 2])
+    return each.step("third", called, "third", [*second, 3])
+
+
+def test_a_step_runs_once_over_retries_and_its_result_comes_back() -> None:
+    seen: list[Any] = []
+
+    def fail_twice(each: Task) -> Any:
+        seen.append(each.step("fetch", called, "fetch", {"n": [1, None, "é"]}))
+        if len(seen) < 3:
+            raise OnPurpose
+        return seen[-1]
+
+    id_ = ran(fail_twice, times=3)
+    assert calls() == ["fetch"]
+    assert seen == [{"n": [1, None, "é"]}] * 3
+    assert (task(id_)["status"], task(id_)["attempt_count"], task(id_)["result"]) == ("SUCCEEDED", 2, seen[0])
+
+
+def test_a_step_that_fails_is_not_remembered() -> None:
+    tries: list[int] = []
+
+    def flaky() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OnPurpose
+        return "done"
+
+    id_ = ran(lambda each: each.step("flaky", flaky), times=2)
+    assert (len(tries), task(id_)["result"], stored(id_)) == (2, "done", {"flaky": "done"})
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize(("place", "again"), [("steps.before_keep", True), ("steps.after_keep", False)])
+def test_a_worker_killed_at_a_step_costs_that_step_at_most_once_more_and_no_other(
+    place: str, again: bool, nth: int, ledger: ServersOfTests
+) -> None:
+    names = ["first", "second", "third"]
+    with handled(TYPE, three_steps, transactional=False, backoff=[0]):
+        (id_,) = submitted(1, TYPE)
+        killed([id_], f"{place}=kill@{nth}")
+        assert calls() == names[:nth]
+        assert list(stored(id_)) == names[: nth - again]
+        assert taken_over(ledger).charged == 1
+        delivered([id_])
+    assert calls() == names[:nth] + names[nth - again :]
+    assert (task(id_)["status"], task(id_)["result"]) == ("SUCCEEDED", [1, 2, 3])
+
+
+@pytest.mark.guarantee
+def test_a_worker_whose_task_was_taken_over_can_neither_store_a_step_nor_settle(ledger: ServersOfTests) -> None:
+    told: list[str] = []
+
+    def oversleep(each: Task) -> Any:
+        if each.attempt_count:
+            return each.step("late", lambda: "of the second")
+        later(ledger, LEASE + 1)
+        assert take_over(engine(), settings.current()).charged == 1
+        delivered([each.id])  # another worker finishes it
+        try:
+            each.step("late", lambda: "of the first")
+        except LeaseLost as error:
+            told.append(str(error))
+            raise
+        raise AssertionError("it was stored")
+
+    id_ = ran(oversleep)
+    assert len(told) == 1
+    assert stored(id_) == {"late": "of the second"}
+    assert (task(id_)["status"], task(id_)["attempt_count"]) == ("SUCCEEDED", 1)
+    assert audits() == [(id_, "lease_lost")]
+    assert leases() == 0
+
+
+@pytest.mark.parametrize("how", ["taken", "discarded", "given back"])
+def test_nothing_is_stored_for_a_task_that_is_no_longer_ours(how: str) -> None:
+    changes = {
+        "discarded": "status = 'DISCARDED', lease_token = NULL, finished_at = ledger_now()",
+        "given back": "status = 'QUEUED', lease_token = NULL",
+    }
+
+    def lose(each: Task) -> None:
+        each.step("before", lambda: 1)
+        change(each.id, changes[how]) if how in changes else take_away(each.id)
+        for name in ("after", "before"):  # what is known already is not for us either
+            with pytest.raises(LeaseLost):
+                each.step(name, lambda: 2)
+        with pytest.raises(LeaseLost):
+            list(each.resume("loop", range(3)))
+        with pytest.raises(LeaseLost):
+            each.check_lease()
+
+    id_ = ran(lose)
+    assert stored(id_) == {"before": 1}
+    assert task(id_)["status"] == {"taken": "RUNNING", "discarded": "DISCARDED", "given back": "QUEUED"}[how]
+    assert audits() == [(id_, "late_success")]
+
+
+def test_after_its_deadline_a_holder_stores_nothing_although_nobody_took_the_task() -> None:
+    """And it is charged, as reclaim would have: a handler that starves the heartbeat must not come back for ever."""
+
+    def starve(each: Task) -> None:
+        assert each.steps is not None
+        each.steps.held.deadline = 0.0
+        each.step("late", lambda: 1)
+
+    id_ = ran(starve, max_attempts=2)
+    assert (stored(id_), task(id_)["status"], task(id_)["attempt_count"]) == ({}, "RETRYING", 1)
+    assert task(id_)["error_code"] == "lease_lost"
+    with handled(TYPE, starve, transactional=False):
+        delivered([id_])
+    assert task(id_)["status"] == "DEAD"
+
+
+def test_the_first_write_wins_and_both_writers_are_told_what_it_was() -> None:
+    def at_once_twice(each: Task) -> list[Any]:
+        assert each.steps is not None
+        another = Steps(engine(), each.id, each.steps.held)
+        another._known()  # it has looked before
+        return [each.step("same", lambda: "mine"), another.run("same", lambda: "yours")]
+
+    assert task(ran(at_once_twice))["result"] == ["mine", "mine"]
+
+
+def test_a_result_is_the_same_the_first_time_and_ever_after() -> None:
+    """PostgreSQL has its own way with large and negative zeros of numbers."""
+    values = [1e22, -0.0, 1.0, (1, 2), {"a": None}, None, True, "x" * 1000, 2**70, 0.1]
+    seen: list[list[Any]] = []
+
+    def twice(each: Task) -> None:
+        seen.append([each.step(str(place), values.__getitem__, place) for place in range(len(values))])
+        if len(seen) == 1:
+            raise OnPurpose
+
+    ran(twice, times=2)
+    first, second = seen
+    assert list(map(repr, first)) == list(map(repr, second))
+
+
+def test_a_result_that_cannot_be_stored_is_the_failure_of_its_task_alone() -> None:
+    bad = {1: object(), 2: math.nan, 3: "a\x00b", 4: "\ud800", 5: "x" * 2_000_000}
+    with handled(TYPE, lambda each: each.step("bad", bad.get, each.payload, "good"), transactional=False):
+        ids = submitted(7, TYPE, lambda n: n)
+        delivered(ids)
+    assert rows() == [("SUCCEEDED", 0), *[("RETRYING", 1)] * 5, ("SUCCEEDED", 0)]
+    for id_ in ids[1:6]:
+        assert "result of the step 'bad'" in task(id_)["error_message"]
+        assert stored(id_) == {}
+
+
+def test_a_name_that_cannot_be_used_is_refused_before_anything_is_called() -> None:
+    done: list[int] = []
+    names: list[Any] = ["", "x" * 201, "a\nb", "a\x00b", None, 7]
+    with handled(TYPE, lambda each: each.step(names[each.payload], done.append, 1), transactional=False):
+        delivered(submitted(len(names), TYPE, lambda n: n))
+    assert (done, rows()) == ([], [("RETRYING", 1)] * len(names))
+    assert all("1 to 200 characters" in message for (message,) in rows("error_message"))
+
+
+def test_a_name_is_a_steps_or_a_loops_and_never_both() -> None:
+    """What a loop stores would be taken for the result of the step, and the step would never be called."""
+
+    def loop_then_step(each: Task) -> Any:
+        list(each.resume("rows", range(3)))
+        return each.step("rows", lambda: "called")
+
+    def step_then_loop(each: Task) -> Any:
+        each.step("rows", lambda: {"done": 2})
+        return list(each.resume("rows", range(3)))
+
+    for script in (loop_then_step, step_then_loop):
+        found = task(ran(script))
+        assert (found["status"], found["result"]) == ("RETRYING", None)
+        assert "each needs a name of its own" in found["error_message"]
+
+
+def test_steps_of_a_transactional_handler_are_refused_with_a_sentence() -> None:
+    def step(each: Task, _db: Session) -> Any:
+        return each.step("no", lambda: 1)
+
+    with handled(TYPE, step):
+        (id_,) = submitted(1, TYPE)
+        delivered([id_])
+    assert "transactional=False" in task(id_)["error_message"]
+
+
+def test_steps_are_kept_when_a_dead_task_is_requeued() -> None:
+    def die_once(each: Task) -> str:
+        each.step("charge", called, "charge")
+        if not each.payload and len(calls()) == 1 and task(each.id)["max_attempts"] == 1:
+            change(each.id, "max_attempts = 2")
+            raise OnPurpose
+        return "done"
+
+    with handled(TYPE, die_once, transactional=False, max_attempts=1):
+        (id_,) = submitted(1, TYPE)
+        delivered([id_])
+        assert task(id_)["status"] == "DEAD"
+        list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[id_]), actor="me"))
+        delivered([id_])
+    assert (task(id_)["status"], calls()) == ("SUCCEEDED", ["charge"])
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(("nth", "place"), [(1, "before"), (3, "before"), (1, "after"), (4, "after")])
+def test_a_loop_that_is_killed_repeats_at_most_so_many_items_and_skips_none(
+    nth: int, place: str, ledger: ServersOfTests
+) -> None:
+    every, items = 4, [f"{n:02}" for n in range(18)]
+
+    def go_through(each: Task) -> None:
+        for number, item in enumerate(each.resume("rows", items, every=every)):
+            called(item)
+            if place == "before" and number == nth * every - 1:
+                failpoint.failpoint("steps.before_keep")
+
+    with handled(TYPE, go_through, transactional=False, backoff=[0]):
+        (id_,) = submitted(1, TYPE)
+        killed([id_], f"steps.before_keep=kill;steps.after_keep=kill@{nth}")
+        first = calls()
+        assert taken_over(ledger).charged == 1
+        delivered([id_])
+    assert task(id_)["status"] == "SUCCEEDED"
+    second = calls()[len(first) :]
+    assert first == items[: len(first)]
+    assert second == items[len(items) - len(second) :], "from one place on, to the end"
+    repeated = len(first) + len(second) - len(items)
+    assert repeated == (every if place == "before" else 0)
+    assert stored(id_) == {"rows": {"done": len(items)}}
+
+
+def test_a_loop_that_fails_at_any_item_comes_back_to_it_and_a_finished_one_does_nothing() -> None:
+    items = list(range(10))
+    for bad in items:
+        seen: list[int] = []
+
+        def go_through(each: Task, bad: int = bad, seen: list[int] = seen) -> None:
+            for item in each.resume("rows", items, every=3):
+                seen.append(item)
+                if item == bad and not each.attempt_count:
+                    raise OnPurpose
+            if each.attempt_count == 1:
+                raise OnPurpose
+
+        ran(go_through, times=3)
+        assert seen[: bad + 1] == items[: bad + 1]
+        again = seen[bad + 1 :]
+        assert again == items[again[0] :]
+        assert bad - 3 < again[0] <= bad, "the bad one again, and at most two before it"
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_step_whose_answer_was_lost_is_stored_and_not_called_again(arrives: bool) -> None:
+    line = Line(settings.current().database_url)
+    far = make_engine(line.url)
+
+    def cut(each: Task) -> Any:
+        def effect() -> str:
+            called("effect")
+            line.cut_at("INSERT INTO task_step", but_it_arrives=arrives)
+            return "done"
+
+        return each.step("effect", effect)
+
+    with handled(TYPE, cut, transactional=False, retriable=[OnPurpose]):
+        (id_,) = submitted(1, TYPE)
+        ingest(far, [id_])
+    far.dispose()
+    line.close()
+    assert (task(id_)["status"], task(id_)["attempt_count"], calls()) == ("SUCCEEDED", 0, ["effect"])
+
+
+def test_a_ledger_that_is_away_is_no_error_of_the_handlers_own() -> None:
+    """Its list of what may be tried again says nothing about our own database."""
+
+    def ask_nobody(each: Task) -> None:
+        nobody = make_engine("postgresql+psycopg2://nobody@127.0.0.1:1/nowhere")
+        Steps(nobody, each.id, Held(uuid.uuid4(), math.inf)).run("x", lambda: 1)
+
+    id_ = ran(ask_nobody, retriable=[OnPurpose])
+    assert (task(id_)["status"], task(id_)["error_code"]) == ("RETRYING", "ledger_lost")
+
+
+def test_a_step_holds_no_transaction_open_while_its_function_runs() -> None:
+    looks: list[int] = []
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'celeriac' AND state LIKE 'idle in%'"
+    ran(lambda each: [each.step(name, lambda: looks.append(scalar(idle))) for name in ("one", "two")])
+    assert looks == [0, 0]

@@ -1,0 +1,145 @@
+"""The last write of a handler outside a transaction: it commits with SUCCEEDED, or not at all."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import metrics
+from tasks import Discard, Finish, Permanent, Snooze
+from tasks.core.task import Task
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import (
+    audits,
+    delivered,
+    handled,
+    leases,
+    scalar,
+    submitted,
+    take_away,
+)
+from tests.tasks.lost_workers import killed, taken_over
+from tests.tasks.outside import TYPE, ran, state
+from tests.tasks.work import OnPurpose, effects, insert, task
+
+pytestmark = pytest.mark.usefixtures("ledger")
+
+
+def test_a_finish_commits_with_succeeded_and_its_result() -> None:
+    id_ = ran(lambda each: Finish(lambda db: insert(each, db), {"rows": 1}))
+    assert (task(id_)["status"], task(id_)["result"], effects()) == ("SUCCEEDED", {"rows": 1}, {id_: 1})
+    assert scalar("SELECT count(DISTINCT xmin::text) FROM (SELECT xmin FROM test_sink UNION ALL"
+                  " SELECT xmin FROM ingest_task) AS found") == 1, "one transaction"  # fmt: skip
+
+
+def test_a_finish_that_nobody_awaits_has_failed() -> None:
+    async def write(_db: Session) -> None:
+        """Never."""
+
+    assert state(ran(lambda _: Finish(write)))[:2] == ("RETRYING", 1)
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (Discard("old"), ("DISCARDED", 0, None)),
+        (Permanent("never"), ("DEAD", 1, "permanent")),
+        (Snooze(60), ("RETRYING", 0, None)),
+        (OnPurpose("no"), ("RETRYING", 1, "handler_error")),
+        (KeyError("mine"), ("DEAD", 1, "permanent")),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_finish_that_does_not_succeed_leaves_nothing(error: Exception, expected: Any) -> None:
+    def fail(each: Task, db: Session) -> None:
+        insert(each, db)
+        raise error
+
+    id_ = ran(lambda each: Finish(lambda db: fail(each, db), 1), permanent=[KeyError])
+    assert (state(id_), effects(), leases()) == (expected, {}, 0)
+
+
+def test_a_finish_that_the_database_refuses_is_repeated_or_fails_and_the_handler_is_not_called_again() -> None:
+    called: list[str] = []
+
+    def write(each: Task, db: Session) -> None:
+        insert(each, db)
+        called.append("write")
+        if called.count("write") < 3:
+            db.execute(text("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"))
+
+    def work(each: Task) -> Finish:
+        called.append("handler")
+        return Finish(lambda db: write(each, db))
+
+    id_ = ran(work)
+    assert called == ["handler", "write", "write", "write"]
+    assert (state(id_), effects()) == (("SUCCEEDED", 0, None), {id_: 1})
+
+
+@pytest.mark.parametrize("what", ["bad result", "commit", "deferred"])
+def test_a_finish_that_cannot_be_committed_is_the_tasks_failure(what: str) -> None:
+    def write(each: Task, db: Session) -> None:
+        insert(each, db)
+        if what == "commit":
+            db.commit()
+        if what == "deferred":
+            db.execute(text("CREATE TEMP TABLE one (n int UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP"))
+            db.execute(text("INSERT INTO one VALUES (1), (1)"))
+
+    id_ = ran(lambda each: Finish(lambda db: write(each, db), object() if what == "bad result" else None))
+    assert state(id_)[:2] == ("RETRYING", 1)
+    assert (effects(), leases()) == ({}, 0)
+
+
+@pytest.mark.parametrize("when", ["before", "in"])
+def test_a_lease_that_is_lost_between_the_handler_and_its_last_write_leaves_nothing(when: str) -> None:
+    def write(each: Task, db: Session) -> None:
+        insert(each, db)
+        if when == "in":
+            take_away(each.id)
+
+    def work(each: Task) -> Finish:
+        if when == "before":
+            take_away(each.id)
+        return Finish(lambda db: write(each, db))
+
+    id_ = ran(work)
+    assert (state(id_)[0], effects(), audits(), leases()) == ("RUNNING", {}, [(id_, "late_success")], 0)
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(("place", "is_done"), [
+    ("ingest.in_handler=kill@1", False), ("ingest.in_handler=kill@2", False),
+    ("ingest.after_effect=kill", False), ("ingest.after_settle=kill", True),
+])  # fmt: skip
+def test_a_worker_killed_around_its_last_write_leaves_it_with_succeeded_or_not_at_all(
+    place: str, is_done: bool, ledger: ServersOfTests
+) -> None:
+    def work(each: Task) -> Finish:
+        return Finish(lambda db: insert(each, db))
+
+    with handled(TYPE, work, transactional=False, backoff=[0]):
+        (id_,) = submitted(1, TYPE)
+        killed([id_], place)
+        assert (task(id_)["status"], effects()) == (("SUCCEEDED", {id_: 1}) if is_done else ("RUNNING", {}))
+        taken_over(ledger)
+        delivered([id_])
+    assert (task(id_)["status"], effects()) == ("SUCCEEDED", {id_: 1})
+
+
+def test_the_time_of_a_task_is_that_of_its_handler_and_its_last_write() -> None:
+    spent = metrics.INGEST_TASK_PROCESS_SECONDS.labels("succeeded")._sum
+
+    def slow(_each: Task) -> Finish:
+        threading.Event().wait(0.2)  # nobody sets it: this is how long the other side takes
+        return Finish(lambda _db: None)
+
+    before = spent.get()
+    ran(slow)
+    assert spent.get() - before >= 0.2

@@ -1,0 +1,395 @@
+"""Turns of partition keys where they are easily lost: rings, deadlocks, requeues, and what was seen and rolled back."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import settings
+from models.engine import engine, sessions
+from outbox.after_commit_publisher import submitter
+from tasks import Discard, NewTask, Permanent, submit, submit_many
+from tasks.core.partition_keys import NEXT_SECONDS
+from tasks.core.task import Task
+from tasks.operations import dead_tasks
+from tasks.recovery import lost_wakeups
+from tasks.recovery.reclaim import Reclaimed, take_over
+from tasks.recovery.tick_rows import record_tick
+from tests.outbox.ledger import move
+from tests.servers import ServersOfTests
+from tests.tasks import deliveries
+from tests.tasks.deliveries import change, claimed, claimed_in_turn, clean_sink, delivered, handled, leases, scalar
+from tests.tasks.work import effects, insert, rings, rows, task, transitions
+
+LEASE = 60
+SAID: dict[int, Callable[[Task], None]] = {}  # what the task with this number does beyond its effect
+RAN: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
+    SAID.clear()
+    RAN.clear()
+    with clean_sink(), handled("test.turn", run, batch=10, backoff=[0]):
+        yield stack
+
+
+def run(each: Task, db: Session) -> None:
+    insert(each, db)
+    RAN.append(each.payload)
+    if each.payload in SAID:
+        SAID[each.payload](each)
+
+
+def fails(error: Exception, *, times: int = 99) -> Callable[[Task], None]:
+    left = [error] * times
+
+    def say(_task: Task) -> None:
+        if left:
+            raise left.pop()
+
+    return say
+
+
+def keyed(count: int, *, key: str = "a", type: str = "test.turn", first: int = 0, **how: Any) -> list[uuid.UUID]:
+    with sessions().begin() as session:
+        new = [NewTask(type, n, partition_key=key, **how) for n in range(first, first + count)]
+        made = [each.task_id for each in submit_many(session, new)]
+    assert submitter().flush(20)
+    return made
+
+
+def statuses(ids: list[uuid.UUID]) -> list[str]:
+    return [task(id_)["status"] for id_ in ids]
+
+
+def rung_since(last: int) -> set[uuid.UUID]:
+    return {id_ for ring in rings(f"id > {last}") for id_ in ring.ids}
+
+
+def last_ring() -> int:
+    return max((ring.id for ring in rings()), default=0)
+
+
+def lost() -> int:
+    return lost_wakeups.ring_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0))
+
+
+def later(stack: ServersOfTests, seconds: float) -> None:
+    move(stack, seconds)
+    with engine().begin() as connection:
+        record_tick(connection, "reclaim", holder="test")
+
+
+@pytest.mark.parametrize(("error", "final"), [(Discard("there"), "DISCARDED"), (Permanent("there"), "DEAD")], ids=str)
+def test_what_a_task_saw_of_one_before_it_that_was_rolled_back_decides_nothing(error: Exception, final: str) -> None:
+    """The second says no because of what the first has done, and the first is undone with it."""
+    seen: list[int] = []
+
+    def refuse_what_is_there(each: Task, db: Session) -> None:
+        there = db.execute(text("SELECT count(*) FROM test_sink")).scalar_one()
+        seen.append(there)
+        insert(each, db)
+        if each.payload == 1 and there:
+            raise error
+        if each.payload == 0 and len(seen) > 1:  # alone, it fails for good
+            raise Discard("after all not")
+
+    with handled("test.turn", refuse_what_is_there, batch=10):
+        first, second = keyed(2)
+        delivered([first])
+    assert statuses([first, second]) == ["DISCARDED", "SUCCEEDED"], f"{final} would be about a row that never was"
+    assert effects() == {second: 1}
+
+
+def test_a_task_that_fails_behind_others_of_its_key_is_settled_after_them() -> None:
+    SAID[2] = fails(RuntimeError("no"))
+    ids = keyed(4)
+    delivered(ids)
+    assert statuses(ids) == ["SUCCEEDED", "SUCCEEDED", "RETRYING", "QUEUED"]
+    assert task(ids[2])["attempt_count"] == 1
+    ended = [scalar("SELECT max(id) FROM ingest_task_transition WHERE task_id = :id", id=id_) for id_ in ids]
+    assert ended == sorted(ended), "in the order of the key"
+
+
+def test_a_run_that_loses_one_of_its_tasks_gives_back_what_comes_after_it() -> None:
+    ids = keyed(4)
+
+    def lose_the_second(_task: Task) -> None:
+        if task(ids[1])["status"] == "RUNNING":
+            deliveries.take_away(ids[1])
+
+    SAID[0] = lose_the_second
+    delivered(ids)
+    assert statuses(ids) == ["SUCCEEDED", "RUNNING", "QUEUED", "QUEUED"]
+    assert set(effects()) == {ids[0]}
+    assert {task(id_)["attempt_count"] for id_ in ids} == {0}
+
+
+def test_a_ring_that_is_lost_after_a_long_wait_for_its_turn_is_noticed_after_a_grace(ledger: ServersOfTests) -> None:
+    with handled("test.turn", run, batch=1):
+        first, second = keyed(2)
+        move(ledger, 7200)  # the first has a long way to go
+        delivered([first])
+    last = last_ring()
+    move(ledger, 2 * settings.current().ingest_ring_grace_ms / 1000)
+    assert lost() == 1
+    assert rung_since(last) == {second}
+
+
+def test_keys_with_nothing_but_skipped_dead_do_not_hide_those_that_come_after_them(ledger: ServersOfTests) -> None:
+    with handled("test.turn", run, batch=1, skip_dead=True):
+        SAID[0] = fails(Permanent("never"))
+        delivered(keyed(1, key="a"))
+        heads = {keyed(1, key=key, first=1)[0] for key in "bcde"}
+        move(ledger, 3600)
+        rung: set[uuid.UUID] = set()
+        with pytest.MonkeyPatch.context() as small:
+            small.setenv("INGEST_RECLAIM_BATCH_SIZE", "2")
+            settings.current.cache_clear()
+            for _ in range(3):
+                last = last_ring()
+                lost()
+                rung |= rung_since(last)
+            assert submitter().flush(20)
+            settings.current.cache_clear()
+    assert rung == heads
+
+
+def test_who_waits_for_a_long_handler_is_rung_less_and_less_often(ledger: ServersOfTests) -> None:
+    first, second = keyed(2)
+    change(first, "status = 'RUNNING', lease_token = gen_random_uuid()")
+    waits = []
+    for passed in (0, NEXT_SECONDS, 60, 3600):
+        move(ledger, passed)
+        last = last_ring()
+        delivered([second])
+        (ring,) = rings(f"id > {last}")
+        assert ring.due_at is not None
+        waits.append((ring.due_at - scalar("SELECT ledger_now()")).total_seconds())
+    assert waits == [pytest.approx(expected, abs=1.5) for expected in (NEXT_SECONDS, NEXT_SECONDS, 62, 3662)]
+
+
+def test_a_successor_that_commits_while_its_predecessor_settles_is_not_forgotten(ledger: ServersOfTests) -> None:
+    """The settling statement has not seen it, and its own ring came while the other was not committed."""
+    (first,) = keyed(1)
+    claim = claimed_in_turn([first])
+    with engine().connect() as settling:
+        settling.execute(text("UPDATE ingest_task SET status = 'SUCCEEDED', lease_token = NULL, finished_at ="
+                              " ledger_now() WHERE id = :id"), {"id": first})  # fmt: skip
+        (second,) = keyed(1, first=1)
+        last = last_ring()
+        delivered([second])
+        settling.commit()
+    assert rung_since(last) == {second}
+    move(ledger, NEXT_SECONDS + 1)
+    delivered([second])
+    assert statuses([first, second]) == ["SUCCEEDED", "SUCCEEDED"]
+    assert claim.tasks
+
+
+def test_a_head_that_is_not_due_holds_its_key_and_its_end_rings_at_the_time_of_the_next(ledger: ServersOfTests) -> None:
+    with handled("test.turn", run, batch=1):
+        (first,) = keyed(1, run_at=None)
+        with sessions().begin() as session:
+            run_at = scalar("SELECT ledger_now() + interval '1 hour'")
+            second = submit(session, "test.turn", 1, partition_key="a", run_at=run_at).task_id
+        (third,) = keyed(1, first=2)
+        last = last_ring()
+        delivered([third, second, first])
+        (ring,) = rings(f"id > {last}")
+        assert (ring.ids, ring.due_at) == ([second], run_at)
+        delivered([third, second])
+        assert statuses([first, second, third]) == ["SUCCEEDED", "QUEUED", "QUEUED"]
+        move(ledger, 3601)
+        delivered([third])
+        delivered([second])
+        delivered([third])
+    assert RAN == [0, 1, 2]
+
+
+def test_a_key_may_run_through_queues_types_and_priorities_and_stays_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGEST_QUEUES", "ingest,another")
+    settings.current.cache_clear()
+    with handled("test.other", run, batch=10, queue="another"):
+        made = []
+        for n in range(12):
+            with sessions().begin() as session:
+                type = ("test.turn", "test.other")[n // 2 % 2]
+                made.append(submit(session, type, n, partition_key="a", priority=(3, 7)[n // 3 % 2]).task_id)
+        for _ in range(12):
+            delivered(list(reversed(made)))
+    assert list(range(12)) == RAN
+    assert set(effects().values()) == {1}
+
+
+def test_requeued_tasks_that_were_skipped_keep_their_order_among_themselves() -> None:
+    with handled("test.turn", run, batch=10, skip_dead=True):
+        for n in range(8):
+            SAID[n] = fails(Permanent("never"), times=2)
+        with sessions().begin() as session:  # ids of keys are in no order
+            new = [NewTask("test.turn", n, key=f"number {n}", partition_key="a") for n in range(8)]
+            ids = [each.task_id for each in submit_many(session, new)]
+        for _ in range(8):
+            delivered(ids)
+        assert set(statuses(ids)) == {"DEAD"}
+        SAID.clear()
+        list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=list(reversed(ids))), actor="me"))
+        RAN.clear()
+        delivered(ids)
+    assert list(range(8)) == RAN
+
+
+def test_two_operators_and_a_worker_at_once_leave_a_key_in_order_and_nobody_waiting(ledger: ServersOfTests) -> None:
+    with handled("test.turn", run, batch=2, backoff=[0]):
+        for n in range(0, 40, 2):
+            SAID[n] = fails(Permanent("never"), times=1)
+        ids = keyed(40)
+        stop = threading.Event()
+
+        def operate(command: Any, odd: int) -> None:
+            while not stop.is_set():
+                chosen = [id_ for (id_, n) in rows("id, payload", "status = 'DEAD'") if n // 2 % 2 == odd]
+                if chosen:
+                    list(command(engine(), dead_tasks.Choice(ids=chosen), actor="me"))
+
+        with ThreadPoolExecutor(3) as threads:
+            working = [
+                threads.submit(operate, dead_tasks.requeue, 0),
+                threads.submit(operate, dead_tasks.discard, 1),
+            ]
+            try:
+                for _ in range(400):
+                    delivered(ids)
+                    if not rows(where="status NOT IN ('SUCCEEDED', 'DISCARDED')"):
+                        break
+            finally:
+                stop.set()
+            for each in working:
+                each.result()
+    assert set(rows("status")) == {("SUCCEEDED",), ("DISCARDED",)}
+    noted = [n for (n,) in rows("payload", "status = 'SUCCEEDED' ORDER BY finished_at, key_seq --")]
+    assert noted == sorted(noted)
+    assert set(effects().values()) == {1}
+
+
+def test_a_batch_of_keys_that_was_lost_runs_alone_and_in_order(ledger: ServersOfTests) -> None:
+    ids, others = keyed(3), keyed(2, key="b", first=10)
+    assert len(claimed_in_turn([ids[0], others[0]]).tasks) == 5
+    later(ledger, LEASE + 1)
+    assert take_over(engine(), settings.current()) == Reclaimed(leases=1, isolated=5)
+    assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 5
+    for _ in range(3):
+        delivered([*reversed(ids), *others])
+    assert [n for n in RAN if n < 10] == [0, 1, 2]
+    assert [n for n in RAN if n >= 10] == [10, 11]
+    assert effects() == dict.fromkeys([*ids, *others], 1)
+    assert leases() == 0
+    assert all(("RUNNING", "RETRYING") in transitions(id_) for id_ in ids)
+
+
+def test_a_task_that_loses_its_last_worker_holds_its_key_or_is_skipped(ledger: ServersOfTests) -> None:
+    for skip, expected in ((False, "QUEUED"), (True, "SUCCEEDED")):
+        with handled("test.turn", run, batch=1, skip_dead=skip):
+            first, second = keyed(2, key=f"skip {skip}", max_attempts=1)
+            claimed_in_turn([first])
+            last = last_ring()
+            later(ledger, LEASE + 1)
+            assert take_over(engine(), settings.current()).charged == 1
+            assert (second in rung_since(last)) is skip
+            delivered([second])
+            assert statuses([first, second]) == ["DEAD", expected]
+
+
+def test_bulk_submits_with_keys_of_both_kinds_in_opposite_orders_never_wait_for_each_other_for_ever() -> None:
+    """Each has written one key when it meets a lock in its way; then each needs what the other has."""
+    mine = [
+        NewTask("test.turn", key, key=key, partition_key=part) for key, part in [("x", "p1"), ("m", "p2"), ("y", "p3")]
+    ]
+    yours = [
+        NewTask("test.turn", key, key=key, partition_key=part) for key, part in [("y", "q1"), ("n", "q2"), ("x", "q3")]
+    ]
+
+    def submit_all(new: list[NewTask]) -> int:
+        with sessions().begin() as session:
+            return sum(each.created for each in submit_many(session, new))
+
+    with engine().connect() as in_the_way, ThreadPoolExecutor(2) as threads:
+        for key in ("m", "n"):
+            submit(in_the_way, "test.turn", key, key=key)
+        waiting = [threads.submit(submit_all, new) for new in (mine, yours)]
+        while scalar("SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted") < 2:
+            assert not any(each.done() for each in waiting)
+        in_the_way.rollback()
+        assert sorted(each.result(20) for each in waiting) == [1, 3]
+    assert len(rows("id")) == 4
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_bulk_submits_to_overlapping_partition_keys_in_both_orders_never_deadlock(at_once: bool) -> None:
+    names = [f"k{n}" for n in range(30)] + ["Z", "é", "a b", "_"]
+
+    def submit_all(place: int) -> None:
+        order = names if place % 2 else list(reversed(names))
+        for n in range(5):
+            with sessions().begin() as session:
+                new = [NewTask("test.turn", [place, n, each], partition_key=name) for each, name in enumerate(order)]
+                submit_many(session, new)
+                if not at_once:
+                    submit_many(session, [NewTask("test.turn", [place, n, 99], partition_key=order[0])] * 2)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(submit_all, range(4)))
+    for name in names:
+        found = [payload for (payload,) in rows("payload", "partition_key = :key ORDER BY key_seq --", key=name)]
+        for place in range(4):
+            mine = [(n, each) for by, n, each in found if by == place]
+            assert mine == sorted(mine)
+
+
+def test_the_order_of_a_key_is_the_order_of_commits_whatever_is_rolled_back_and_whichever_lane_is_taken() -> None:
+    """Four submitters; each notes its number while it holds the key, so that the notes are the order of commits."""
+    by_sql = text("SELECT ingest_submit('test.turn', to_jsonb(CAST(:n AS integer)), partition_key => 'a')")
+    committed: list[int] = []
+
+    def submit_some(place: int) -> None:
+        for round in range(12):
+            n = place * 100 + round
+            with sessions()() as session:
+                if round % 4 == 3:
+                    with session.begin_nested() as savepoint:
+                        submit(session, "test.turn", -n, partition_key="a")
+                        savepoint.rollback()
+                if round % 3 == 0:
+                    submit(session, "test.turn", n, partition_key="a")
+                elif round % 3 == 1:
+                    submit_many(session, [NewTask("test.turn", each, partition_key="a") for each in (n, n + 1000)])
+                else:
+                    session.execute(by_sql, {"n": n})
+                if round % 5 == 4:
+                    session.rollback()
+                    continue
+                committed.extend([n, n + 1000] if round % 3 == 1 else [n])
+                session.commit()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(submit_some, range(4)))
+    assert [n for (n,) in rows("payload", "true ORDER BY key_seq --")] == committed
+    ids = [id_ for (id_,) in rows("id", "true ORDER BY key_seq --")]
+    for _ in range(10):
+        delivered(list(reversed(ids)))
+    assert committed == RAN
+
+
+def test_the_first_of_another_key_is_claimed_though_a_message_is_full_of_waiting_ones() -> None:
+    ids, other = keyed(30), keyed(1, key="b", first=99)
+    delivered([*ids[1:], *other])
+    assert RAN == [99]
+    assert claimed([ids[0]]).keyed == [ids[0]], "the other guard leaves it to the one that knows keys"

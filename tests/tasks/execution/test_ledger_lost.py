@@ -1,0 +1,283 @@
+"""The connection to the ledger is lost: the fence tells what was committed, and nothing runs again that was (P5)."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+import settings
+from models.engine import engine, make_engine
+from tasks.core.task import Task
+from tasks.execution.deliver import ingest
+from tasks.recovery.reclaim import Reclaimed, take_over
+from tests.outbox.ledger import move
+from tests.outbox.publishers.proxy import Proxy
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import (
+    are_well,
+    audits,
+    delivered,
+    handled,
+    inserting,
+    leases,
+    raising,
+    scalar,
+    submitted,
+    take_away,
+    watching,
+)
+from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
+
+Script = Callable[[Task, Any], Any]
+
+
+class Line(Proxy):
+    """The way to the ledger. It is cut when a piece of text comes by: before the server gets it, or its answer."""
+
+    def __init__(self, server: str) -> None:
+        self._cut_at: bytes | None = None
+        self._answer_is_lost = self._must_answer = False
+        super().__init__(server)
+
+    def cut_at(self, words: str, *, but_it_arrives: bool) -> None:
+        self._cut_at, self._must_answer = words.encode(), but_it_arrives
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(65536):
+            if self._cut_at and self._cut_at in data:
+                self._cut_at = None
+                if not self._must_answer:
+                    return
+                self._answer_is_lost = True
+            target.sendall(data)
+
+    def _answer(self, source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(65536):
+            if self._answer_is_lost:
+                self._answer_is_lost = False
+                return
+            target.sendall(data)
+
+
+pytestmark = pytest.mark.usefixtures("ledger")
+
+
+@pytest.fixture
+def line(stack: ServersOfTests) -> Iterator[Line]:
+    line = Line(settings.current().database_url)
+    yield line
+    line.close()
+
+
+@pytest.fixture
+def through_the_line(line: Line) -> Iterator[Engine]:
+    made = make_engine(line.url)
+    yield made
+    made.dispose()
+
+
+def cut(db: Session) -> None:
+    """The server ends the connection of this session, which does not know it yet."""
+    backend = db.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    scalar("SELECT pg_terminate_backend(:pid, 10000)", pid=backend)
+
+
+def noticed(_task: Task, db: Session) -> None:
+    cut(db)
+    db.execute(text("SELECT 1"))
+
+
+def not_noticed(_task: Task, db: Session) -> None:
+    cut(db)
+
+
+def swallowed(each: Task, db: Session) -> None:
+    with suppress(DBAPIError):
+        noticed(each, db)
+
+
+def made_another_error_of(each: Task, db: Session) -> None:
+    try:
+        noticed(each, db)
+    except DBAPIError as error:
+        raise RuntimeError("my own words") from error
+
+
+LOSSES = [noticed, not_noticed, swallowed, made_another_error_of]
+
+
+def once(script: Script) -> Script:
+    done: list[uuid.UUID] = []
+
+    def first_time(each: Task, db: Any) -> None:
+        if each.id not in done:
+            done.append(each.id)
+            script(each, db)
+
+    return first_time
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_batch_that_loses_its_connection_burns_nothing_and_runs_one_by_one(loss: Script) -> None:
+    ids = inserting({1: once(loss)}, 3)
+    delivered(ids)
+    assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 3
+    assert (effects(), leases(), audits()) == ({}, 0, [])
+    assert sorted(len(ring.ids) for ring in rings())[:3] == [1, 1, 1]
+    delivered(ids)
+    assert rows() == [("SUCCEEDED", 0)] * 3
+    assert effects() == dict.fromkeys(ids, 1)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_task_that_loses_its_connection_when_alone_is_charged_once(loss: Script) -> None:
+    (id_,) = inserting({0: once(loss)}, 1)
+    delivered([id_])
+    assert rows("status, attempt_count, error_code, isolated") == [("RETRYING", 1, "ledger_lost", False)]
+    assert (effects(), leases(), audits()) == ({}, 0, [])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_commit_whose_answer_was_lost_is_never_run_again(count: int, line: Line, through_the_line: Engine) -> None:
+    ids = inserting({0: lambda *_: line.cut_at("COMMIT", but_it_arrives=True)}, count)
+    ingest(through_the_line, ids)
+    are_well(ids)
+    assert audits() == []
+    ingest(through_the_line, ids)
+    are_well(ids)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_commit_that_never_arrived_leaves_no_effect(count: int, line: Line, through_the_line: Engine) -> None:
+    ids = inserting({0: once(lambda *_: line.cut_at("COMMIT", but_it_arrives=False))}, count)
+    ingest(through_the_line, ids)
+    alone = count == 1
+    assert rows("status, attempt_count, isolated") == [("RETRYING", int(alone), not alone)] * count
+    assert (effects(), leases(), audits()) == ({}, 0, [])
+
+
+def test_one_by_one_only_the_one_that_ran_is_charged_and_the_rest_was_never_started() -> None:
+    ids = inserting({0: raising(OnPurpose()), 2: once(noticed)}, 5)
+    delivered(ids)
+    assert rows("status, attempt_count, isolated") == [
+        ("RETRYING", 1, False),
+        ("SUCCEEDED", 0, False),
+        ("RETRYING", 1, False),
+        ("QUEUED", 0, False),
+        ("QUEUED", 0, False),
+    ]
+    assert (effects(), leases()) == ({ids[1]: 1}, 0)
+    delivered(ids[3:])
+    assert effects() == dict.fromkeys([ids[1], *ids[3:]], 1)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_failure_whose_settling_lost_its_answer_is_charged_once(
+    arrives: bool, line: Line, through_the_line: Engine
+) -> None:
+    def fail(_task: Task, _db: Session) -> None:
+        line.cut_at("COMMIT", but_it_arrives=arrives)  # a rollback comes first
+        raise OnPurpose("on purpose")
+
+    (id_,) = inserting({0: fail}, 1)
+    ingest(through_the_line, [id_])
+    assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "handler_error")]
+    assert [to for _, to in transitions(id_)] == ["QUEUED", "RUNNING", "RETRYING"]
+    assert (leases(), audits()) == (0, [])
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_an_effect_elsewhere_is_settled_although_the_answer_was_lost(
+    arrives: bool, line: Line, through_the_line: Engine
+) -> None:
+    """A handler that is not transactional has had its effect: the line is no reason to have it again."""
+    with handled("test.elsewhere", lambda _task: line.cut_at("COMMIT", but_it_arrives=arrives), transactional=False):
+        (id_,) = submitted(1, "test.elsewhere")
+        ingest(through_the_line, [id_])
+    assert rows() == [("SUCCEEDED", 0)]
+    assert (leases(), audits()) == (0, [])
+
+
+def test_what_was_taken_over_while_its_settling_was_lost_lets_nothing_of_its_key_pass(
+    line: Line, through_the_line: Engine
+) -> None:
+    ran: list[int] = []
+
+    def lose_the_first(each: Task) -> None:
+        ran.append(each.payload)
+        line.cut_at("COMMIT", but_it_arrives=False)
+
+    def take_over_both(_context: Any) -> None:
+        for id_ in ids:
+            take_away(id_)
+
+    with handled("test.elsewhere", lose_the_first, transactional=False):
+        ids = submitted(2, "test.elsewhere", lambda n: n, partition_key="k")
+        with watching(through_the_line, "handle_error", take_over_both):
+            ingest(through_the_line, ids)
+    assert ran == [0]
+
+
+def test_an_effect_elsewhere_is_settled_although_other_threads_have_all_connections() -> None:
+    small = make_engine(settings.current().database_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+
+    def take_the_last(_task: Task) -> None:
+        threading.Timer(0.25, small.connect().close).start()
+
+    with handled("test.elsewhere", take_the_last, transactional=False):
+        ingest(small, submitted(1, "test.elsewhere"))
+    small.dispose()
+    assert (rows(), leases()) == ([("SUCCEEDED", 0)], 0)
+
+
+def test_a_plan_that_the_server_has_dropped_is_no_reason_to_charge_whoever_needed_it() -> None:
+    def drop(each: Task) -> None:
+        if each.payload == "drop":
+            with engine().begin() as connection:
+                connection.execute(text("DEALLOCATE ALL"))
+
+    def drop_inside(each: Task, db: Session) -> None:
+        if each.payload == "drop":
+            db.execute(text("DEALLOCATE ALL"))
+
+    with handled("test.elsewhere", drop, transactional=False), handled("test.inside", drop_inside):
+        for type in ["test.elsewhere", "test.inside"]:
+            for payload in ["prepare", "drop"]:
+                delivered(submitted(1, type, payload))
+    assert (rows(), leases()) == ([("SUCCEEDED", 0)] * 4, 0)
+
+
+@pytest.mark.parametrize(("count", "found"), [(1, Reclaimed(1, charged=1)), (3, Reclaimed(1, isolated=3))], ids=str)
+def test_what_cannot_be_given_back_is_left_to_reclaim_with_its_lease(
+    count: int, found: Reclaimed, line: Line, through_the_line: Engine, ledger: ServersOfTests
+) -> None:
+    def lose_for_good(_task: Task, _db: Session) -> None:
+        line.close()
+
+    ids = inserting({0: once(lose_for_good)}, count)
+    ingest(through_the_line, ids)
+    assert set(rows("status, lease_token IS NULL")) == {("RUNNING", False)}
+    assert leases() == 1
+    move(ledger, settings.current().ingest_lease_seconds + 1)
+    take_over(engine(), settings.current())  # nobody has looked for long: heartbeats come first (P24)
+    move(ledger, settings.current().ingest_lease_seconds + 1)
+    scalar("INSERT INTO tick (name, holder, finished_at) VALUES ('reclaim', 'test', ledger_now()) RETURNING 1")
+    assert take_over(engine(), settings.current()) == found
+    assert effects() == {}
+
+
+def test_after_a_loss_the_next_message_runs_on_a_new_connection() -> None:
+    ids = inserting({0: once(noticed)}, 1)
+    delivered(ids)
+    good = submitted(5)
+    delivered(good)
+    assert {task(id_)["status"] for id_ in good} == {"SUCCEEDED"}

@@ -1,0 +1,318 @@
+"""Settling: the rules of the seed word for word, and nothing written under a lost lease."""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import settings
+from models.engine import engine
+from outbox.after_commit_publisher import submitter
+from tasks import Discard, Permanent, Snooze, TryLater
+from tasks.core.outcomes import (
+    Dead,
+    Discarded,
+    ErrorCode,
+    Failure,
+    Isolated,
+    Outcome,
+    Released,
+    Retry,
+    Snoozed,
+    Succeeded,
+)
+from tasks.core.registry import find
+from tasks.execution import claim
+from tasks.execution.settle import Settlement
+from tests.outbox.ledger import move, rung
+from tests.outbox.table import pid
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import (
+    audits,
+    change,
+    claimed,
+    delivered,
+    handled,
+    inserting,
+    leases,
+    raising,
+    scalar,
+    scripted,
+    submitted,
+    take_away,
+    wait_until_blocked,
+)
+from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
+
+FAILURE = Failure(ErrorCode.HANDLER_ERROR, "no", "no")
+EVERY_OUTCOME: list[Outcome] = [
+    Succeeded('{"a":1}'),
+    Retry(FAILURE),
+    Dead(FAILURE),
+    Snoozed(60.0),
+    Discarded("old"),
+    Released("late"),
+    Isolated("lost"),
+]
+LETTERS = "SELECT destination, payload, status FROM outbox_event WHERE payload ? 'dead' ORDER BY id"
+pytestmark = pytest.mark.usefixtures("ledger")
+
+
+@pytest.fixture
+def setting(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def set_(**values: Any) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(name, str(value))
+        settings.current.cache_clear()
+
+    return set_
+
+
+def settlement(claim: claim.Claim) -> Settlement:
+    return Settlement(claim.token, find(claim.tasks[0].type), settings.current())
+
+
+def settled(claim: claim.Claim, outcome: Outcome, **how: Any) -> set[uuid.UUID]:
+    with Session(engine()) as db:
+        found = settlement(claim).settle(db, [(each, outcome) for each in claim.tasks], **how)
+        db.commit()
+    return {each.id for each in found}
+
+
+def wait_of(task_id: uuid.UUID) -> float:
+    found = task(task_id)
+    return float((found["next_retry_at"] - found["updated_at"]).total_seconds())
+
+
+def letters() -> list[tuple[Any, ...]]:
+    with engine().begin() as connection:
+        return [tuple(row) for row in connection.execute(text(LETTERS))]
+
+
+@pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda outcome: type(outcome).__name__)
+def test_under_a_lost_token_no_outcome_is_written(outcome: Outcome) -> None:
+    ids = submitted(3)
+    claim = claimed(ids)
+    token = take_away(ids[1])
+    assert settled(claim, outcome, is_last=True) == {ids[0], ids[2]}
+    assert task(ids[1])["lease_token"] == token
+    assert [to for _, to in transitions(ids[1])] == ["QUEUED", "RUNNING"]
+    assert not any(ids[1] in ring.ids for ring in rings()[1:])
+    assert leases() == 0
+
+
+@pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda outcome: type(outcome).__name__)
+def test_a_second_settling_under_the_same_token_writes_nothing(outcome: Outcome) -> None:
+    """A token that was settled is as dead as one that was taken away, also when the task runs again."""
+    ids = submitted(2)
+    first = claimed(ids)
+    settled(first, outcome)
+    before = rows("*")
+    assert settled(first, Succeeded()) == set()
+    assert rows("*") == before
+    if isinstance(outcome, Released | Isolated):
+        for id_ in ids:
+            claimed([id_])
+        assert settled(first, Dead(FAILURE)) == set()
+        assert set(rows("status")) == {("RUNNING",)}
+
+
+def test_a_settling_that_is_not_the_last_leaves_the_lease() -> None:
+    claim = claimed(submitted(2))
+    settled(claim, Succeeded(), is_last=False)
+    assert leases() == 1
+
+
+def test_several_outcomes_are_settled_together_and_the_lease_ends_with_them() -> None:
+    ids = submitted(7)
+    claim = claimed(ids)
+    by_id = dict(zip(ids, EVERY_OUTCOME, strict=True))
+    with Session(engine()) as db:
+        done = settlement(claim).settle(db, [(each, by_id[each.id]) for each in claim.tasks], is_last=True)
+        assert {each.id: outcome for each, outcome in done.items()} == by_id
+        db.rollback()
+        assert set(rows("status")) == {("RUNNING",)}
+        settlement(claim).settle(db, [(each, by_id[each.id]) for each in claim.tasks], is_last=True)
+        db.commit()
+    statuses = ["SUCCEEDED", "RETRYING", "DEAD", "RETRYING", "DISCARDED", "QUEUED", "RETRYING"]
+    assert rows() == list(zip(statuses, [0, 1, 1, 0, 0, 0, 0], strict=True))
+    assert {len(transitions(id_)) for id_ in ids} == {3}
+    assert leases() == 0
+
+
+def test_a_holder_that_settles_while_reclaim_takes_over_waits_and_is_refused() -> None:
+    """Both lock the lease before its tasks; the other way round the server would end one of them."""
+    claim = claimed(submitted(3))
+    with Session(engine()) as reclaim, Session(engine()) as late, ThreadPoolExecutor(1) as thread:
+        reclaim.execute(text("SELECT FROM task_lease FOR UPDATE"))
+        outcomes = [(each, Succeeded()) for each in claim.tasks]
+        backend = pid(late.connection())
+        answer = thread.submit(settlement(claim).settle, late, outcomes, is_last=True)
+        wait_until_blocked(backend)
+        assert len(settlement(claim).isolate(reclaim, claim.tasks, "lost")) == 3
+        reclaim.commit()
+        assert answer.result() == {}
+        late.commit()
+    assert set(rows()) == {("RETRYING", 0)}
+
+
+def test_reclaim_that_comes_while_a_holder_settles_finds_nothing() -> None:
+    ids = submitted(3)
+    claim = claimed(ids)
+    with Session(engine()) as holder, Session(engine()) as reclaim:
+        settlement(claim).settle(holder, [(each, Succeeded()) for each in claim.tasks], is_last=True)
+        locked = reclaim.execute(text("SELECT token FROM task_lease FOR UPDATE SKIP LOCKED")).all()
+        assert locked == []
+        holder.commit()
+    assert set(rows()) == {("SUCCEEDED", 0)}
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_task_is_dead_exactly_at_its_last_attempt(most: int, ledger: ServersOfTests) -> None:
+    (id_,) = inserting({0: raising(OnPurpose("no"))}, 1, max_attempts=most)
+    for attempt in range(1, most + 1):
+        delivered([id_])
+        found = task(id_)
+        assert found["attempt_count"] == attempt
+        assert found["status"] == ("DEAD" if attempt == most else "RETRYING")
+        assert (found["next_retry_at"] is None) == (attempt == most)
+        assert transitions(id_, "to_status, attempt_count, message")[-1] == (
+            found["status"], attempt, "OnPurpose: no",
+        )  # fmt: skip
+        move(ledger, 600)
+    delivered([id_])
+    assert task(id_)["attempt_count"] == most
+    assert letters() == [("celery:ingest.dlq", {"dead": str(id_), "errorCode": "handler_error"}, "NEW")]
+    assert effects() == {}
+
+
+def test_with_an_empty_dlq_queue_a_dead_task_writes_no_letter(setting: Any) -> None:
+    setting(INGEST_DLQ_QUEUE="")
+    delivered(inserting({0: raising(Permanent("no"))}, 1))
+    assert rows("status") == [("DEAD",)]
+    assert letters() == []
+
+
+def test_the_wait_doubles_up_to_its_cap(setting: Any, ledger: ServersOfTests) -> None:
+    """seeds/000 section 2.3: backoff(attempt) = min(base · 2^(attempt−1), cap)."""
+    setting(INGEST_RETRY_BASE_BACKOFF_MS=1500, INGEST_RETRY_MAX_BACKOFF_MS=10_000, INGEST_RETRY_JITTER=0)
+    (id_,) = inserting({0: raising(OnPurpose())}, 1)
+    waits = []
+    for _ in range(6):
+        delivered([id_])
+        waits.append(wait_of(id_))
+        assert rings()[-1].due_at == task(id_)["next_retry_at"] == task(id_)["rung_at"]
+        move(ledger, 11)
+    assert waits == [1.5, 3.0, 6.0, 10.0, 10.0, 10.0]
+
+
+def test_a_handler_may_say_how_long_to_wait_and_the_last_counts_on(ledger: ServersOfTests) -> None:
+    with handled("test.patient", lambda _task, _db: 1 / 0, backoff=[60, 0.25, 300]):
+        (id_,) = submitted(1, "test.patient")
+        waits = []
+        for _ in range(5):
+            delivered([id_])
+            waits.append(wait_of(id_))
+            move(ledger, 301)
+    assert waits == [60, 0.25, 300, 300, 300]
+
+
+def test_with_no_backoff_a_failed_task_is_due_at_once_and_rung_without_the_relay(
+    setting: Any, ledger: ServersOfTests
+) -> None:
+    setting(INGEST_RETRY_BASE_BACKOFF_MS=0, INGEST_RETRY_MAX_BACKOFF_MS=0)
+    (id_,) = inserting({0: raising(OnPurpose())}, 1, max_attempts=3)
+    assert submitter().flush(20)
+    ledger.flush_redis()
+    delivered([id_])
+    assert wait_of(id_) == 0
+    assert submitter().flush(20)
+    assert rung(ledger) == [[str(id_)]]
+    assert [ring.status for ring in rings()] == ["SENT", "SENT"]
+    delivered([id_])
+    delivered([id_])
+    assert rows() == [("DEAD", 3)]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, 3600])
+def test_a_snooze_burns_no_attempt_however_often(seconds: float, ledger: ServersOfTests) -> None:
+    (id_,) = inserting({0: raising(Snooze(seconds))}, 1, max_attempts=1)
+    for _ in range(3):
+        delivered([id_])
+        assert rows() == [("RETRYING", 0)]
+        assert wait_of(id_) == seconds
+        move(ledger, seconds)
+    assert transitions(id_, "message")[-1] == ("snoozed",)
+    assert effects() == {}
+
+
+@pytest.mark.parametrize(("seconds", "waits"), [(0, 1), (0.5, 1), (3600, 3600)])
+def test_a_failure_that_says_when_to_come_back_burns_an_attempt_and_waits_at_least_so_long(
+    seconds: float, waits: float
+) -> None:
+    ids = inserting({1: raising(TryLater("too many of us", seconds))}, 3, max_attempts=2)
+    delivered(ids)
+    assert rows() == [("SUCCEEDED", 0), ("RETRYING", 1), ("SUCCEEDED", 0)]
+    assert wait_of(ids[1]) == waits
+    assert task(ids[1])["error_message"] == "TryLater: too many of us"
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e300, 4e9, "soon", None])
+def test_a_snooze_that_no_clock_can_show_is_a_failure_of_its_own(seconds: Any) -> None:
+    ids = inserting({1: lambda *_: Snooze(seconds)}, 3)
+    delivered(ids)
+    assert rows() == [("SUCCEEDED", 0), ("RETRYING", 1), ("SUCCEEDED", 0)]
+
+
+def test_a_discarded_task_keeps_the_reason_and_no_error() -> None:
+    (id_,) = inserting({0: raising(Discard("not\x00needed " + "x" * 1000))}, 1)
+    change(id_, "last_error = 'before', error_message = 'before', attempt_count = 1")
+    delivered([id_])
+    found = task(id_)
+    assert (found["status"], found["attempt_count"], found["error_message"]) == ("DISCARDED", 1, None)
+    assert transitions(id_, "message")[-1][0].startswith("not\N{REPLACEMENT CHARACTER}needed x")
+
+
+def test_a_success_after_failures_keeps_the_count_and_forgets_the_error() -> None:
+    (id_,) = inserting({}, 1)
+    change(id_, "last_error = 'before', error_message = 'before', error_code = 'timeout', attempt_count = 3")
+    delivered([id_])
+    found = task(id_)
+    assert (found["status"], found["attempt_count"]) == ("SUCCEEDED", 3)
+    assert (found["last_error"], found["error_message"], found["error_code"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (lambda *_: {"ok": 1}, ("SUCCEEDED", 0, None)),
+        (raising(Discard("old")), ("DISCARDED", 0, None)),
+        (raising(Permanent("never")), ("DEAD", 1, "Permanent: never")),
+    ],
+    ids=["succeeded", "discarded", "dead"],
+)
+def test_whoever_asked_to_be_notified_is_told_the_final_status(does: Any, said: tuple[Any, ...], setting: Any) -> None:
+    setting(OUTBOX_DESTINATIONS='{"crm": "redis:crm"}')
+    (id_,) = scripted(does, notify="crm")
+    delivered([id_])
+    with engine().begin() as connection:
+        told = connection.execute(text("SELECT payload FROM outbox_event WHERE destination = 'crm'")).scalars().all()
+    status, attempts, error = said
+    assert told == [
+        {"taskId": str(id_), "type": "test.scripted", "status": status, "attemptCount": attempts, "errorMessage": error}
+    ]
+
+
+def test_an_audit_says_what_has_become_of_the_task() -> None:
+    ids = submitted(2)
+    claim = claimed(ids)
+    change(ids[0], "status = 'DEAD', lease_token = NULL, finished_at = ledger_now()")
+    with engine().begin() as connection:
+        settlement(claim).audit(connection, [ids[0], uuid.UUID(int=0)], "late_success", is_last=True)
+    assert scalar("SELECT array_agg(detail ORDER BY id) FROM task_audit") == ["now DEAD", "gone"]
+    assert (len(audits()), leases()) == (2, 0)

@@ -1,0 +1,333 @@
+"""A batch shares one transaction, all or nothing (P3): a bad task costs its neighbours nothing, and no effect twice."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from models.engine import engine
+from tasks import Discard, Permanent, Snooze
+from tasks.core.task import Task
+from tasks.execution.unsettled import REPEATS
+from tests.outbox.table import pid
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import (
+    are_well,
+    audits,
+    change,
+    counted,
+    delivered,
+    handled,
+    inserting,
+    leases,
+    raising,
+    scalar,
+    scripted,
+    submitted,
+    take_away,
+    wait_until_blocked,
+)
+from tests.tasks.work import INTO_SINK, OnPurpose, effects, rows, task, transitions
+
+Script = Callable[[Task, Any], Any]
+BAD: Final = 2  # its place in a batch of five
+TOUCH: Final = text("UPDATE ingest_task SET context = '{}' WHERE id = :id")
+pytestmark = pytest.mark.usefixtures("ledger")
+
+
+@pytest.fixture
+def checked_at_commit(ledger: ServersOfTests) -> Iterator[None]:
+    """A table whose constraint is looked at by COMMIT, and not before."""
+    with engine().begin() as connection:
+        connection.execute(text("CREATE TABLE test_late (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+        connection.execute(text("INSERT INTO test_late VALUES (1)"))
+    yield
+    with engine().begin() as connection:
+        connection.execute(text("DROP TABLE test_late"))
+
+
+@pytest.mark.parametrize("bad", [0, 2, 4])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OnPurpose("no"), ("RETRYING", 1, "handler_error")),
+        (Snooze(60), ("RETRYING", 0, None)),
+        (Discard("not needed"), ("DISCARDED", 0, None)),
+        (Permanent("never"), ("DEAD", 1, "permanent")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_one_that_does_not_succeed_costs_its_neighbours_nothing_and_its_own_writes_vanish(
+    error: Exception, expected: tuple[Any, ...], bad: int
+) -> None:
+    ids = inserting({bad: raising(error)}, 5)
+    before = counted()
+    delivered(ids)
+    found = task(ids[bad])
+    assert (found["status"], found["attempt_count"], found["error_code"]) == expected
+    assert len(transitions(ids[bad])) == 3
+    are_well(ids, bad)
+    assert (counted() - before)["succeeded"] == 4
+    assert sum((counted() - before).values()) == 5
+
+
+def test_a_verdict_that_is_returned_means_what_it_means_when_it_is_raised() -> None:
+    ids = inserting({1: lambda *_: Snooze(60), 2: lambda *_: Discard("old"), 3: lambda *_: Permanent("never")}, 5)
+    delivered(ids)
+    assert rows("status, attempt_count") == [
+        ("SUCCEEDED", 0), ("RETRYING", 0), ("DISCARDED", 0), ("DEAD", 1), ("SUCCEEDED", 0),
+    ]  # fmt: skip
+    are_well(ids, 1, 2, 3)
+
+
+def test_several_bad_ones_are_each_charged_once() -> None:
+    ids = inserting(dict.fromkeys([0, 3, 4], raising(OnPurpose())), 5)
+    delivered(ids)
+    assert [count for _, count in rows()] == [1, 0, 0, 1, 1]
+    are_well(ids, 0, 3, 4)
+
+
+def test_when_all_goes_well_there_is_one_commit_for_all() -> None:
+    ids = inserting({}, 50)
+    delivered(ids)
+    assert scalar("SELECT count(DISTINCT xmin::text) FROM test_sink") == 1
+    assert scalar("SELECT count(DISTINCT xmin::text) FROM ingest_task") == 1
+    assert scalar("SELECT count(*) FROM ingest_task t JOIN test_sink s ON task_id = id WHERE t.xmin = s.xmin") == 50
+
+
+def test_one_that_another_holder_took_in_the_middle_rolls_all_back_and_is_never_written_twice() -> None:
+    """P3: two workers, one batch; settle must return exactly the tasks that ran."""
+    taken: dict[uuid.UUID, uuid.UUID] = {}
+
+    def lose(each: Task, _db: Session) -> None:
+        if each.id not in taken:
+            taken[each.id] = take_away(each.id)
+
+    ids = inserting({BAD: lose}, 5)
+    before = counted()
+    delivered(ids)
+    found = task(ids[BAD])
+    assert (found["status"], found["lease_token"]) == ("RUNNING", taken[ids[BAD]])
+    assert audits() == [(ids[BAD], "late_success")]
+    assert counted() - before == {"succeeded": 4, "lease_lost": 1}
+    are_well(ids, BAD)
+
+
+def test_a_whole_lease_that_was_lost_writes_nothing_but_audits() -> None:
+    def lose(each: Task, _db: Session) -> None:
+        if each.payload["n"] == 2:
+            with engine().begin() as connection:
+                connection.execute(text("UPDATE ingest_task SET lease_token = NULL, status = 'QUEUED'"))
+                connection.execute(text("DELETE FROM task_lease"))
+
+    ids = inserting(dict.fromkeys(range(3), lose), 3)
+    delivered(ids)
+    assert rows() == [("QUEUED", 0)] * 3
+    assert sorted(audits()) == sorted((id_, "late_success") for id_ in ids)
+    assert effects() == {}
+
+
+def test_a_failure_under_a_lost_lease_is_audited_and_not_written() -> None:
+    def lose(each: Task, _db: Session) -> None:
+        take_away(each.id)
+        raise OnPurpose
+
+    ids = inserting({0: lose}, 1)
+    delivered(ids)
+    assert rows() == [("RUNNING", 0)]
+    assert audits() == [(ids[0], "lease_lost")]
+    assert leases() == 0
+
+
+class _Base(DeclarativeBase):
+    pass
+
+
+class Sunk(_Base):
+    """A row of the sink."""
+
+    __tablename__ = "test_sink"
+    task_id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
+    note: Mapped[str]
+
+
+def test_what_the_orm_still_holds_belongs_to_the_task_that_gave_it() -> None:
+    """Its flush fails after the handler has returned, and it is that task's failure."""
+
+    def broken(each: Task, db: Session) -> None:
+        db.add(Sunk(task_id=each.id, note="a NUL: \x00"))
+
+    ids = inserting({BAD: broken}, 5)
+    delivered(ids)
+    assert task(ids[BAD])["attempt_count"] == 1
+    are_well(ids, BAD)
+
+
+def test_rows_of_the_orm_are_committed_without_a_flush() -> None:
+    ids = scripted(lambda each, db: db.add(Sunk(task_id=each.id, note="")), 5)
+    delivered(ids)
+    are_well(ids)
+
+
+@pytest.mark.usefixtures("checked_at_commit")
+def test_a_constraint_that_commit_checks_is_the_failure_of_the_task_that_broke_it() -> None:
+    ids = inserting({BAD: lambda _, db: db.execute(text("INSERT INTO test_late VALUES (1)"))}, 5)
+    delivered(ids)
+    found = task(ids[BAD])
+    assert (found["status"], found["attempt_count"]) == ("RETRYING", 1)
+    assert "IntegrityError" in found["error_message"]
+    are_well(ids, BAD)
+
+
+def failing(code: str, times: int) -> Script:
+    """The database asks so often for a repetition; the handler may be called again with another task in between."""
+    left = [times]
+
+    def script(_task: Task, db: Session) -> None:
+        if left[0]:
+            left[0] -= 1
+            db.execute(text(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"))
+
+    return script
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_repetition_that_the_database_asks_for_burns_nothing(code: str, count: int) -> None:
+    ids = inserting({0: failing(code, REPEATS - 1)}, count)
+    delivered(ids)
+    are_well(ids)
+
+
+def test_a_repetition_is_one_also_when_the_handler_made_another_error_of_it() -> None:
+    ask = failing("40001", 2)
+
+    def script(each: Task, db: Session) -> None:
+        try:
+            ask(each, db)
+        except DBAPIError as error:
+            raise RuntimeError("my own words") from error
+
+    ids = inserting({1: script}, 3)
+    delivered(ids)
+    are_well(ids)
+
+
+def test_a_repetition_that_commit_asks_for_burns_nothing() -> None:
+    with engine().begin() as connection:
+        connection.execute(
+            text("""
+            CREATE TABLE test_conflict (n integer);
+            CREATE FUNCTION test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('test_times') < 4 THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
+            CREATE SEQUENCE test_times;
+            CREATE CONSTRAINT TRIGGER ask AFTER INSERT ON test_conflict DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION test_ask()""")
+        )
+    try:
+        ids = inserting({1: lambda _, db: db.execute(text("INSERT INTO test_conflict VALUES (1)"))}, 3)
+        delivered(ids)
+        are_well(ids)
+    finally:
+        with engine().begin() as connection:
+            connection.execute(text("DROP TABLE test_conflict; DROP FUNCTION test_ask; DROP SEQUENCE test_times"))
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_repetition_of_the_claim_that_the_database_asks_for_burns_nothing(code: str) -> None:
+    """As one does whose default is REPEATABLE READ or SERIALIZABLE."""
+    with engine().begin() as connection:
+        connection.execute(
+            text(f"""
+            CREATE SEQUENCE test_times;
+            CREATE FUNCTION test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('test_times') < {REPEATS} THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;
+                RETURN NULL; END $$;
+            CREATE TRIGGER ask AFTER INSERT ON task_lease FOR EACH ROW EXECUTE FUNCTION test_ask()""")
+        )
+    try:
+        ids = inserting({}, 3)
+        delivered(ids)
+        are_well(ids)
+    finally:
+        with engine().begin() as connection:
+            connection.execute(text("DROP FUNCTION test_ask CASCADE; DROP SEQUENCE test_times"))
+
+
+def test_a_database_that_asks_without_end_burns_nothing_and_is_left_in_peace_for_a_while() -> None:
+    ids = inserting({1: failing("40001", 1000)}, 3)
+    delivered(ids)
+    found = task(ids[1])
+    assert (found["status"], found["attempt_count"]) == ("RETRYING", 0)
+    assert (found["next_retry_at"] - found["updated_at"]).total_seconds() == 1
+    assert "repetition" in transitions(ids[1], "message")[-1][0]
+    are_well(ids, 1)
+
+
+def test_a_real_deadlock_burns_nothing(ledger: ServersOfTests) -> None:
+    """Two connections take two rows in opposite order; the server ends ours."""
+    first, second = later = submitted(2)
+    for id_ in later:
+        change(id_, "next_retry_at = ledger_now() + interval '1 hour'")
+    other = ledger.cluster.superuser.connect()
+    other.execute(text("SET LOCAL deadlock_timeout = '1min'"))  # it waits, and we look
+    other.execute(TOUCH, {"id": second})
+    waiting: list[threading.Thread] = []
+
+    def cross(_task: Task, db: Session) -> None:
+        if not waiting:
+            db.execute(TOUCH, {"id": first})
+            waiting.append(threading.Thread(target=other.execute, args=(TOUCH, {"id": first})))
+            waiting[0].start()
+            wait_until_blocked(pid(other))
+            db.execute(TOUCH, {"id": second})
+
+    ids = inserting({1: cross}, 3)
+    delivered(ids)
+    waiting[0].join()
+    other.close()
+    are_well(ids)
+
+
+def test_a_handler_of_many_gets_the_whole_batch_and_one_that_fails_gets_them_one_by_one() -> None:
+    sizes: list[int] = []
+
+    def many(tasks: list[Task], db: Session) -> None:
+        sizes.append(len(tasks))
+        db.execute(INTO_SINK, [{"task_id": each.id, "note": ""} for each in tasks])
+        if any(each.payload == BAD for each in tasks):
+            raise OnPurpose
+
+    with handled("test.bulk", many, many=True):
+        ids = submitted(5, "test.bulk", lambda n: n)
+        delivered(ids)
+    assert sizes == [5, 1, 1, 1, 1, 1]
+    assert task(ids[BAD])["attempt_count"] == 1
+    are_well(ids, BAD)
+
+
+def test_a_handler_of_many_may_return_a_result_for_each_and_any_of_them_may_be_bad() -> None:
+    def many(tasks: list[Task], db: Session) -> list[Any]:
+        db.execute(INTO_SINK, [{"task_id": each.id, "note": ""} for each in tasks])
+        return [{"n": each.payload} if each.payload != BAD else float("nan") for each in tasks]
+
+    with handled("test.bulk", many, many=True):
+        ids = submitted(5, "test.bulk", lambda n: n)
+        delivered(ids)
+    assert rows("result, error_code", f"id <> '{ids[BAD]}'") == [({"n": n}, None) for n in (0, 1, 3, 4)]
+    assert task(ids[BAD])["error_code"] == "bad_result"
+    are_well(ids, BAD)
+
+
+@pytest.mark.parametrize("result", [[1], {"a": 1}, "abcde", 5], ids=repr)
+def test_a_handler_of_many_that_returns_something_else_has_failed(result: Any) -> None:
+    with handled("test.bulk", lambda _tasks, _db: result, many=True):
+        delivered(submitted(5, "test.bulk"))
+    assert {count for _, count in rows()} == ({0} if result == [1] else {1})

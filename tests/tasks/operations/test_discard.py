@@ -1,0 +1,87 @@
+"""Discarding one task: whatever it is doing, nothing of it happens afterwards."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from sqlalchemy.orm import Session
+
+from models.engine import engine
+from tasks.core.task import Task
+from tasks.operations import dead_tasks
+from tasks.operations.discard import NothingToDiscard, discard
+from tasks.operations.listing import UnknownTask
+from tests.tasks.deliveries import audits, delivered, inserting, leases, scalar, scripted, submitted
+from tests.tasks.door import manage
+from tests.tasks.work import effects, insert, rings, task, transitions
+
+pytestmark = pytest.mark.usefixtures("ledger")
+
+
+def test_a_task_that_waits_is_discarded_and_its_ring_finds_nothing() -> None:
+    (id_,) = submitted()
+    assert discard(engine(), id_, actor="me", reason="old").was == "QUEUED"
+    delivered([id_])
+    assert task(id_)["status"] == "DISCARDED"
+    assert transitions(id_, "from_status, to_status, message, actor")[-1] == ("QUEUED", "DISCARDED", "old", "me")
+    assert effects() == {}
+
+
+@pytest.mark.guarantee
+def test_what_a_running_task_wrote_vanishes_and_its_neighbours_stay() -> None:
+    """It is discarded in the middle of its batch: everything is rolled back, and the others run again."""
+    discarded: list[uuid.UUID] = []
+
+    def discard_me(each: Task, _db: Session) -> None:
+        if not discarded:
+            discarded.append(each.id)
+            assert discard(engine(), each.id, actor="me").was == "RUNNING"
+
+    ids = inserting({1: discard_me}, 3)
+    delivered(ids)
+    assert [task(id_)["status"] for id_ in ids] == ["SUCCEEDED", "DISCARDED", "SUCCEEDED"]
+    assert effects() == {ids[0]: 1, ids[2]: 1}
+    assert audits() == [(ids[1], "late_success")]
+    assert leases() == 0
+
+
+def test_a_final_task_is_not_discarded_and_an_unknown_one_is_said() -> None:
+    (id_,) = submitted()
+    delivered([id_])
+    with pytest.raises(NothingToDiscard, match="is SUCCEEDED already"):
+        discard(engine(), id_, actor="me")
+    with pytest.raises(UnknownTask):
+        discard(engine(), uuid.uuid4(), actor="me")
+
+
+def test_whoever_waited_in_its_partition_key_is_rung() -> None:
+    first, second = submitted(2, partition_key="a")
+    last = max(ring.id for ring in rings())
+    discard(engine(), first, actor="me")
+    assert [ring.ids for ring in rings(f"id > {last}")] == [[second]]
+
+
+def test_the_command_says_what_it_was_and_keeps_the_reason() -> None:
+    (id_,) = submitted()
+    assert manage("discard", id_, "--reason", "by mistake").out == f"{id_} was QUEUED, and is DISCARDED.\n"
+    assert "by mistake" in {message for (message,) in transitions(id_, "message")}
+    again = manage("discard", id_)
+    assert (again.code, "is DISCARDED already" in again.err) == (1, True)
+
+
+def test_a_requeue_keeps_the_steps_unless_told_to_forget_them() -> None:
+    def fail(each: Task, db: Session) -> None:
+        insert(each, db)
+        raise RuntimeError
+
+    (id_,) = scripted(fail, max_attempts=1)
+    delivered([id_])
+    with engine().begin() as connection:
+        connection.exec_driver_sql(f"INSERT INTO task_step (task_id, name, result) VALUES ('{id_}', 'a', '1')")
+    count = "SELECT count(*) FROM task_step"
+    list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[id_]), actor="me"))
+    assert scalar(count) == 1
+    delivered([id_])
+    list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[id_]), actor="me", reset_steps=True))
+    assert scalar(count) == 0

@@ -1,0 +1,297 @@
+"""What is lost with its worker comes back: charged when it was alone, isolated when nobody knows whose fault it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import failpoint
+import settings
+from models.engine import engine, sessions
+from tasks import NewTask, Task, handler, submit_many
+from tasks.core import registry
+from tasks.core.holders import actor
+from tasks.core.registry import handlers
+from tasks.execution.claim import Claim
+from tasks.execution.deliver import ingest
+from tasks.execution.heartbeat import heartbeat
+from tasks.recovery.reclaim import Reclaimed, take_over
+from tasks.recovery.tick_rows import record_tick
+from tests.outbox.ledger import move
+from tests.servers import ServersOfTests
+from tests.tasks.deliveries import claimed as claimed_by
+from tests.tasks.deliveries import submitted
+from tests.tasks.work import SCRIPTS, effects, insert, rings, rows, task, transitions
+
+LEASE = 60
+pytestmark = pytest.mark.usefixtures("ledger")
+
+
+def claimed(ids: list[uuid.UUID]) -> Claim:
+    return claimed_by(ids, holder="lost:1", lease_seconds=LEASE)
+
+
+def later(stack: ServersOfTests, seconds: float) -> None:
+    """Time passes, and somebody has looked just now."""
+    move(stack, seconds)
+    with engine().begin() as connection:
+        record_tick(connection, "reclaim", holder="test")
+
+
+def reclaimed() -> Reclaimed:
+    return take_over(engine(), settings.current())
+
+
+def in_a_child(work: Callable[[], None], *, failpoints: str = "") -> int:
+    """Runs in a forked process; returns its pid after its end, however that was."""
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.disable()  # a segfault on purpose needs no report
+        failpoint.arm(failpoints)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def lose(ids: list[uuid.UUID], failpoints: str) -> str:
+    """A worker that dies at a failpoint; returns its name."""
+    return f"{socket.gethostname()}:{in_a_child(lambda: ingest(engine(), ids), failpoints=failpoints)}"
+
+
+def test_a_task_that_was_alone_is_charged_and_rung_again(ledger: ServersOfTests) -> None:
+    (id_,) = submitted(1)
+    claimed([id_])
+    later(ledger, LEASE - 1)
+    assert reclaimed() == Reclaimed()
+    later(ledger, 2)
+    assert reclaimed() == Reclaimed(leases=1, charged=1)
+    found = task(id_)
+    assert (found["status"], found["attempt_count"], found["error_code"]) == ("RETRYING", 1, "worker_lost")
+    assert "lost:1 was lost" in found["error_message"]
+    assert [to for _, to in transitions(id_)] == ["QUEUED", "RUNNING", "RETRYING"]
+    assert rings()[-1].due_at == found["next_retry_at"]
+
+
+def test_a_task_that_loses_its_last_worker_is_dead(ledger: ServersOfTests) -> None:
+    (id_,) = submitted(1, max_attempts=1)
+    claimed([id_])
+    later(ledger, LEASE + 1)
+    reclaimed()
+    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
+
+
+def test_a_lease_that_cannot_be_taken_over_keeps_no_other_one_waiting(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = submitted(1), submitted(1, "test.fail")
+    claimed(bad)
+    move(ledger, 1)
+    claimed(good)
+    endless = dataclasses.replace(handlers()["test.insert"], backoff=(1e18,))
+    monkeypatch.setitem(registry._registered, "test.insert", endless)
+    later(ledger, LEASE + 1)
+    assert reclaimed() == Reclaimed(1, charged=1)
+    assert (task(bad[0])["status"], task(good[0])["status"]) == ("RUNNING", "RETRYING")
+
+
+def test_a_lost_batch_burns_no_attempt_and_its_tasks_run_alone(ledger: ServersOfTests) -> None:
+    ids = submitted(5)
+    claimed(ids)
+    later(ledger, LEASE + 1)
+    assert reclaimed() == Reclaimed(leases=1, isolated=5)
+    assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 5
+    assert sorted(len(ring.ids) for ring in rings())[:-1] == [1] * 5
+    ingest(engine(), ids)
+    assert rows("status, attempt_count") == [("SUCCEEDED", 0)] * 5
+    assert set(effects().values()) == {1}
+
+
+def test_poison_in_the_middle_of_a_batch_costs_its_neighbours_nothing(ledger: ServersOfTests) -> None:
+    """P5: a segfault at position 37 of 100."""
+    SCRIPTS["maybe"] = lambda each, db: (
+        os.kill(os.getpid(), signal.SIGSEGV) if each.key == "poison" else insert(each, db)
+    )
+    payload = {"do": "maybe"}
+    ids = submitted(37, "test.scripted", payload)
+    with sessions()() as session:
+        (poison,) = submit_many(session, [NewTask("test.scripted", payload, key="poison", max_attempts=3)])
+        session.commit()
+    ids += [poison.task_id, *submitted(62, "test.scripted", payload)]
+    for _ in range(6):
+        in_a_child(lambda: ingest(engine(), [i for i in ids if task(i)["status"] in ("QUEUED", "RETRYING")]))
+        later(ledger, LEASE + 1)
+        reclaimed()
+        if not rows(where="status NOT IN ('SUCCEEDED', 'DEAD')"):
+            break
+        later(ledger, 600)
+    assert rows("status, attempt_count, error_code", "idempotency_key = 'poison'") == [("DEAD", 3, "worker_lost")]
+    assert set(rows("status, attempt_count", "idempotency_key IS NULL")) == {("SUCCEEDED", 0)}
+    assert effects() == dict.fromkeys(set(ids) - {poison.task_id}, 1)
+
+
+def test_whoever_wakes_up_after_its_lease_was_taken_over_writes_nothing(ledger: ServersOfTests) -> None:
+    ids = submitted(3, "test.scripted", {"do": "insert"})
+
+    def fall_asleep(*_: Any) -> None:
+        later(ledger, LEASE + 1)
+        assert reclaimed().isolated == 4
+        ingest(engine(), ids)  # another worker finishes them
+
+    SCRIPTS["sleep"] = fall_asleep
+    SCRIPTS["insert"] = insert
+    (sleeper,) = submitted(1, "test.scripted", {"do": "sleep"})
+    ingest(engine(), [sleeper, *ids])
+    assert effects() == dict.fromkeys(ids, 1)
+    with engine().begin() as connection:
+        audits = connection.execute(text("SELECT task_id, code FROM task_audit")).all()
+    assert {code for _, code in audits} <= {"late_success", "lease_lost"}
+    assert set(rows("status", f"id <> '{sleeper}'")) == {("SUCCEEDED",)}
+
+
+def test_a_lease_that_ran_out_but_that_nobody_took_is_still_good(ledger: ServersOfTests) -> None:
+    SCRIPTS["slow"] = lambda *_: later(ledger, 3 * LEASE)
+    (id_,) = submitted(1, "test.scripted", {"do": "slow"})
+    ingest(engine(), [id_])
+    assert rows() == [("SUCCEEDED", 0)]
+
+
+def test_heartbeats_come_before_reclaim_when_nobody_has_looked_for_long(ledger: ServersOfTests) -> None:
+    ids = submitted(1)
+    claim = claimed(ids)
+    move(ledger, 10 * LEASE)  # the database, or everything, was away; no tick is recorded
+    assert reclaimed() == Reclaimed()
+    with heartbeat().holding(claim.token, claim.deadline) as held:
+        heartbeat().beat()
+        assert held.is_good
+    later(ledger, LEASE - 1)
+    assert reclaimed() == Reclaimed()
+    later(ledger, 2)
+    assert reclaimed().charged == 1
+
+
+def test_a_lease_shorter_than_the_time_between_two_looks_runs_out_all_the_same(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look comes a lease after the last one: that is its pace, and nobody was away."""
+    monkeypatch.setenv("INGEST_LEASE_SECONDS", "3")
+    monkeypatch.setenv("INGEST_RECLAIM_INTERVAL_MS", "5000")
+    settings.current.cache_clear()
+    later(ledger, 0)
+    claimed(submitted(1))
+    move(ledger, LEASE)
+    charged = 0
+    for _ in range(4):
+        charged += reclaimed().charged
+        later(ledger, 0)
+        move(ledger, 5.5)
+    assert charged == 1
+
+
+def test_a_heartbeat_that_finds_its_lease_gone_says_so(ledger: ServersOfTests) -> None:
+    claim = claimed(submitted(1))
+    with heartbeat().holding(claim.token, claim.deadline) as held:
+        later(ledger, LEASE + 1)
+        reclaimed()
+        heartbeat().beat()
+        assert held.is_lost
+        assert not held.is_good
+
+
+def test_a_lease_that_somebody_has_in_hand_keeps_no_other_from_being_renewed(ledger: ServersOfTests) -> None:
+    in_hand, other = claimed(submitted(1)), claimed(submitted(1))
+    now = time.monotonic()
+    with (
+        heartbeat().holding(in_hand.token, now) as waits,
+        heartbeat().holding(other.token, now) as renewed,
+        engine().begin() as settling,
+    ):
+        settling.execute(text("DELETE FROM task_lease WHERE token = :token"), {"token": in_hand.token})
+        heartbeat().beat()
+        assert (renewed.is_lost, renewed.deadline > now) == (False, True)
+        assert (waits.is_lost, waits.deadline) == (False, now)
+
+
+def test_a_handler_that_runs_three_leases_long_keeps_its_task(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_LEASE_SECONDS", "1")
+    settings.current.cache_clear()
+
+    def take_long(task: Task, db: Session) -> None:
+        insert(task, db)
+        time.sleep(3.2)
+
+    SCRIPTS["long"] = take_long
+    ids = submitted(1, "test.scripted", {"do": "long"})
+    worker = threading.Thread(target=ingest, args=(engine(), ids))
+    worker.start()
+    looks = 0
+    while worker.is_alive():
+        later(ledger, 0)
+        assert reclaimed() == Reclaimed()
+        looks += 1
+        worker.join(0.1)
+    assert looks > 10
+    assert rows() == [("SUCCEEDED", 0)]
+    assert effects() == {ids[0]: 1}
+
+
+def test_a_handler_that_heeds_no_limit_loses_its_process_and_its_neighbours_nothing(ledger: ServersOfTests) -> None:
+    handler("test.endless", soft_limit_seconds=0.1, hard_limit_seconds=0.3, max_attempts=1)(never_ends)
+    before, endless, after = (*submitted(1, "test.endless"), *submitted(1, "test.endless", "endless"),
+                              *submitted(1, "test.endless"))  # fmt: skip
+    in_a_child(lambda: ingest(engine(), [before, endless, after]))
+    later(ledger, LEASE + 1)
+    assert reclaimed().isolated == 3
+    in_a_child(lambda: ingest(engine(), [before, after, endless]))
+    later(ledger, LEASE + 1)
+    reclaimed()
+    assert rows("status, attempt_count, error_code", f"id = '{endless}'") == [("DEAD", 1, "worker_lost")]
+    assert set(rows("status, attempt_count", f"id <> '{endless}'")) == {("SUCCEEDED", 0)}
+    assert effects() == dict.fromkeys((before, after), 1)
+
+
+def never_ends(task: Task, db: Session) -> None:
+    insert(task, db)
+    while task.payload == "endless":
+        try:
+            time.sleep(1)
+        except Exception:
+            continue
+
+
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    "place", ["ingest.after_claim", "ingest.in_handler", "ingest.after_effect", "ingest.after_settle"]
+)
+def test_a_worker_that_is_killed_anywhere_leaves_each_effect_once(
+    ledger: ServersOfTests, place: str, count: int
+) -> None:
+    ids = submitted(count)
+    lost = lose(ids, f"{place}=kill")
+    assert lost != actor()
+    ingest(engine(), ids)  # the broker delivers the message again: what runs elsewhere is not for us
+    later(ledger, LEASE + 1)
+    reclaimed()
+    later(ledger, 600)
+    ingest(engine(), ids)
+    assert set(rows("status")) == {("SUCCEEDED",)}
+    assert effects() == dict.fromkeys(ids, 1)
+    with engine().begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM task_lease")).scalar_one() == 0

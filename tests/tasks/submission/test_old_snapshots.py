@@ -1,0 +1,39 @@
+"""Whoever submits at REPEATABLE READ or above sees the ledger as it was: an old view must not bring a key back."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+import settings
+from models.engine import engine
+from tasks.execution.run_handler import is_serialization_failure
+from tasks.recovery.prune import prune
+from tests.servers import ServersOfTests
+from tests.tasks import work
+from tests.tasks.deliveries import scalar
+from tests.tasks.submission.test_submit_keys import Lane, each_lane, finish_all, keyed
+
+
+@each_lane
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_who_submits_a_key_with_a_view_older_than_its_pruning_is_asked_to_repeat(
+    lane: Lane, level: str, stack: ServersOfTests
+) -> None:
+    work.register()
+    with engine().begin() as connection:
+        id_ = lane(connection, {"n": 1}, "k")
+    finish_all()
+    with engine().connect().execution_options(isolation_level=level) as old:
+        assert old.execute(text("SELECT count(*) FROM task_tombstone")).scalar_one() == 0
+        prune(engine(), settings.current())
+        with pytest.raises(DBAPIError) as refusal:
+            lane(old, {"n": 1}, "k")
+        assert is_serialization_failure(refusal.value)
+        old.rollback()
+        assert lane(old, {"n": 1}, "k") == id_
+        assert lane(old, {"n": 1}, "another") is not None
+        old.commit()
+    assert keyed("idempotency_key") == [("another",)]
+    assert scalar("SELECT array_agg(id) FROM task_tombstone") == [id_]

@@ -1,0 +1,352 @@
+"""Submitting: a task exists exactly if the caller's transaction commits, and its ring is published right after that."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+import outbox
+import settings
+from models.engine import engine, sessions
+from models.errors import CeleriacError
+from models.status import TaskStatus
+from outbox.after_commit_publisher import submitter
+from outbox.relay import Relay
+from tasks import NewTask, Submitted, Task, submit, submit_many
+from tasks.execution.deliver import ingest
+from tasks.submission import submit as submit_module
+from tests.outbox.ledger import arrived, move, rung
+from tests.servers import ServersOfTests
+from tests.tasks import work
+from tests.tasks.deliveries import statements
+from tests.tasks.work import rings, rows, task, transitions
+
+pytestmark = pytest.mark.usefixtures("stack")
+
+
+@pytest.fixture(autouse=True)
+def _handlers(stack: ServersOfTests) -> None:
+    work.register()
+
+
+@pytest.fixture
+def session(stack: ServersOfTests) -> Iterator[Session]:
+    with sessions()() as session:
+        yield session
+
+
+@pytest.fixture
+def relay(stack: ServersOfTests) -> Iterator[Relay]:
+    relay = Relay.of(settings.current())
+    yield relay
+    relay.close()
+
+
+def published() -> None:
+    assert submitter().flush(10)
+
+
+def arrived_ids(stack: ServersOfTests) -> set[uuid.UUID]:
+    return {uuid.UUID(one) for one in arrived(stack)}
+
+
+def nothing_is_stored() -> bool:
+    with engine().connect() as connection:
+        tables = ("ingest_task", "ingest_task_transition", "outbox_event")
+        return not any(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() for table in tables)
+
+
+def test_a_task_is_there_with_its_first_transition_and_its_ring_or_not_at_all(session: Session) -> None:
+    submit(session, "test.insert", {"n": 1}, key="k")
+    session.rollback()
+    assert nothing_is_stored()
+    context = {"traceId": "abc", "user": {"name": "Ada"}}
+    found = submit(session, "test.insert", {"n": 1}, key="k", priority=7, max_attempts=3, context=context)
+    assert nothing_is_stored()  # for all others
+    session.commit()
+    row = task(found.task_id)
+    assert found == Submitted(row["id"], TaskStatus.QUEUED, created=True)
+    assert (row["type"], row["payload"], row["context"]) == ("test.insert", {"n": 1}, context)
+    assert (row["queue"], row["priority"], row["max_attempts"]) == ("ingest", 7, 3)
+    assert (row["status"], row["attempt_count"], row["idempotency_key"]) == ("QUEUED", 0, "k")
+    assert (row["next_retry_at"], row["lease_token"], row["finished_at"]) == (None, None, None)
+    assert row["created_at"] == row["updated_at"] == row["rung_at"]
+    assert transitions(found.task_id, "from_status, to_status, attempt_count") == [(None, "QUEUED", 0)]
+    (ring,) = rings()
+    assert (ring.queue, ring.type, ring.ids, ring.batch, ring.priority) == (
+        "ingest", "test.insert", [found.task_id], 100, 7,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_ring_is_published_after_the_commit_and_not_before(
+    count: int, session: Session, stack: ServersOfTests
+) -> None:
+    found = submit_many(session, [NewTask("test.insert") for _ in range(count)])
+    published()
+    assert rung(stack) == []
+    session.commit()
+    published()
+    assert arrived(stack) == {str(each.task_id): 1 for each in found}
+    assert [(ring.status, ring.is_leased) for ring in rings()] == [("SENT", False)]
+
+
+def test_a_rollback_rings_for_nobody(session: Session, stack: ServersOfTests) -> None:
+    submit(session, "test.insert")
+    session.rollback()
+    submit_many(session, [NewTask("test.insert")] * 2)
+    session.close()
+    published()
+    assert nothing_is_stored()
+    assert rung(stack) == []
+
+
+def test_tasks_of_a_rolled_back_savepoint_vanish_with_their_rings(session: Session, stack: ServersOfTests) -> None:
+    kept = submit(session, "test.insert")
+    with session.begin_nested():
+        inner = submit(session, "test.insert", key="inner")
+    for how in (submit_one, submit_two):
+        with suppress(RuntimeError), session.begin_nested():
+            how(session)
+            raise RuntimeError
+    published()
+    assert rung(stack) == []
+    session.commit()
+    published()
+    assert arrived_ids(stack) == {kept.task_id, inner.task_id} == {row[0] for row in rows("id")}
+
+
+def submit_one(session: Session) -> None:
+    submit(session, "test.insert")
+
+
+def submit_two(session: Session) -> None:
+    submit_many(session, [NewTask("test.insert", key="a"), NewTask("test.insert")])
+
+
+def test_a_connection_whose_commit_nobody_watches_leaves_its_rings_to_the_relay(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    with engine().begin() as connection:
+        submit(connection, "test.insert")
+        submit_many(connection, [NewTask("test.insert")] * 2)
+    published()
+    assert [(ring.status, ring.is_leased) for ring in rings()] == [("NEW", False)] * 2
+    assert rung(stack) == []
+    assert relay.tick().sent == 2
+    assert arrived_ids(stack) == {row[0] for row in rows("id")}
+
+
+def test_a_watched_connection_publishes_after_its_commit_and_not_after_a_rollback(stack: ServersOfTests) -> None:
+    with outbox.begin(engine()) as connection:
+        found = [submit(connection, "test.insert"), *submit_many(connection, [NewTask("test.insert")] * 2)]
+        published()
+        assert rung(stack) == []
+    with suppress(RuntimeError), outbox.begin(engine()) as connection:
+        submit(connection, "test.insert")
+        raise RuntimeError
+    published()
+    assert arrived_ids(stack) == {each.task_id for each in found}
+    assert len(rows()) == 3
+
+
+def test_what_a_handler_submits_is_rung_for_after_its_batch_has_committed(stack: ServersOfTests) -> None:
+    seen: list[Any] = []
+
+    def submit_another(_task: Task, db: Session) -> None:
+        seen.append(submit(db, "test.insert", key="child").task_id)
+        published()
+        seen.append(arrived_ids(stack))
+
+    work.SCRIPTS["submit"] = submit_another
+    with engine().begin() as connection:  # unwatched: nothing of its own is rung for
+        parent = submit(connection, "test.scripted", {"do": "submit"}).task_id
+    ingest(engine(), [parent])
+    published()
+    child, rung_before = seen
+    assert rung_before == set()
+    assert arrived_ids(stack) == {child}
+    assert task(parent)["status"] == "SUCCEEDED"
+
+
+def test_what_a_failed_handler_submitted_was_never_there(stack: ServersOfTests) -> None:
+    def submit_and_fail(_task: Task, db: Session) -> None:
+        submit(db, "test.insert", key="child")
+        raise work.OnPurpose
+
+    work.SCRIPTS["submit and fail"] = submit_and_fail
+    with engine().begin() as connection:
+        found = submit_many(connection, [NewTask("test.scripted", {"do": "submit and fail"}) for _ in range(2)])
+    ingest(engine(), [each.task_id for each in found])
+    published()
+    assert rows("type, status") == [("test.scripted", "RETRYING")] * 2
+    assert rung(stack) == []
+
+
+def test_one_ring_holds_one_kind_and_at_most_a_batch_of_its_handler(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_QUEUES", "ingest,slow")
+    settings.current.cache_clear()
+    in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+    kinds: dict[tuple[str, str, int, datetime | None], int] = {
+        ("test.many", "ingest", 5, None): 120,
+        ("test.many", "ingest", 9, None): 50,
+        ("test.many", "slow", 5, None): 51,
+        ("test.many", "ingest", 5, in_an_hour): 60,
+        ("test.insert", "ingest", 5, None): 101,
+    }
+    new = [
+        NewTask(type, queue=queue, priority=priority, run_at=run_at)
+        for (type, queue, priority, run_at), count in kinds.items()
+        for _ in range(count)
+    ]
+    found = submit_many(session, new[::2] + new[1::2])  # mixed
+    session.commit()
+    sizes: dict[Any, list[int]] = {}
+    for ring in rings():
+        assert len(ring.ids) <= ring.batch == {"test.many": work.MANY_BATCH, "test.insert": 100}[ring.type]
+        kind = (ring.type, ring.queue, ring.priority, ring.due_at)
+        assert {*rows("type, queue, priority, next_retry_at", "id = ANY(:ids)", ids=ring.ids)} == {kind}
+        sizes.setdefault(kind, []).append(len(ring.ids))
+    assert {kind: sorted(size, reverse=True) for kind, size in sizes.items()} == {
+        ("test.many", "ingest", 5, None): [50, 50, 20],
+        ("test.many", "ingest", 9, None): [50],
+        ("test.many", "slow", 5, None): [50, 1],
+        ("test.many", "ingest", 5, in_an_hour): [50, 10],
+        ("test.insert", "ingest", 5, None): [100, 1],
+    }
+    assert Counter(one for ring in rings() for one in ring.ids) == Counter(each.task_id for each in found)
+
+
+def test_the_answers_come_in_the_order_of_the_tasks(session: Session) -> None:
+    new = [NewTask("test.insert", n, key=f"{7 * n % 100:02}" if n % 3 else None) for n in range(100)]
+    found = submit_many(session, iter(new))
+    session.commit()
+    assert [task(each.task_id)["payload"] for each in found] == [*range(100)]
+    assert submit_many(session, []) == []
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("wait", [timedelta(hours=2), datetime], ids=["timedelta", "datetime"])
+def test_a_scheduled_task_waits_for_its_time_by_the_ledgers_clock(
+    many: bool, wait: Any, session: Session, relay: Relay, stack: ServersOfTests
+) -> None:
+    move(stack, 86_400)  # the clock of this machine says another day
+    now: datetime = session.execute(text("SELECT ledger_now()")).scalar_one()
+    run_at = now + timedelta(hours=2) if wait is datetime else wait
+    new = NewTask("test.insert", run_at=run_at)
+    found = submit_many(session, [new] * 2) if many else [submit(session, "test.insert", run_at=run_at)]
+    session.commit()
+    published()
+    for each in found:
+        row = task(each.task_id)
+        assert each.status == row["status"] == "QUEUED"
+        assert row["next_retry_at"] == row["rung_at"]
+        assert timedelta(hours=2) <= row["next_retry_at"] - now < timedelta(hours=2, minutes=1)
+        if wait is not datetime:
+            assert row["next_retry_at"] == row["created_at"] + wait
+    (ring,) = rings()
+    assert (ring.status, ring.is_leased, ring.due_at) == ("NEW", False, row["next_retry_at"])
+    assert relay.tick().sent == 0
+    move(stack, 7201)
+    assert relay.tick().sent == 1
+    assert arrived_ids(stack) == {each.task_id for each in found}
+
+
+@pytest.mark.parametrize(
+    "run_at",
+    [timedelta(0), timedelta(days=-1), datetime(2020, 1, 1, tzinfo=UTC), datetime.min.replace(tzinfo=UTC)],
+    ids=["now", "yesterday", "2020", "long ago"],
+)
+def test_what_should_have_run_before_now_is_due_now_and_is_rung_for_at_once(
+    run_at: Any, session: Session, stack: ServersOfTests
+) -> None:
+    found = [submit(session, "test.insert", run_at=run_at)]
+    found += submit_many(session, [NewTask("test.insert", run_at=run_at)] * 2)
+    session.commit()
+    published()
+    assert rows("next_retry_at, rung_at = created_at") == [(None, True)] * 3
+    assert [(ring.status, ring.due_at) for ring in rings()] == [("SENT", None)] * 2
+    assert arrived_ids(stack) == {each.task_id for each in found}
+
+
+def test_a_day_has_24_hours_also_when_the_session_lives_where_clocks_are_changed(session: Session) -> None:
+    session.execute(text("SET LOCAL TimeZone = 'America/New_York'"))
+    waits = [timedelta(days=30 * month, microseconds=1) for month in range(1, 12)]
+    found = [submit(session, "test.insert", run_at=wait) for wait in waits]
+    found += submit_many(session, [NewTask("test.insert", run_at=wait) for wait in waits])
+    session.commit()
+    got = [row["next_retry_at"] - row["created_at"] for row in (task(each.task_id) for each in found)]
+    assert got == waits * 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (NewTask("test.insert", "x" * 2_000_000), "payload_too_large"),
+        (NewTask("test.insert", {"a": "\x00"}), "payload_has_nul"),
+        (NewTask("test.nothing"), "unknown_type"),
+        (NewTask("test.insert", queue="nowhere"), "unknown_queue"),
+        (NewTask("test.insert", notify="nobody"), "unknown_destination"),
+        (NewTask("test.insert", priority=10), "bad_task"),
+        (NewTask("test.insert", "another payload", key="taken"), "idempotency_conflict"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_nothing_is_stored_when_one_of_many_is_bad(
+    bad: NewTask, code: str, session: Session, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_module, "CHUNK", 3)
+    with engine().begin() as connection:
+        existing = submit(connection, "test.insert", "payload", key="taken").task_id
+    before = rings(), transitions(existing)
+    good = [NewTask("test.insert", n, key=f"z{n}" if n % 2 else f"a{n}") for n in range(10)]
+    with pytest.raises(CeleriacError) as refused:
+        submit_many(session, [*good, bad, NewTask("test.insert")])
+    assert refused.value.code == code
+    session.commit()  # the transaction is still good
+    published()
+    assert rows("id") == [(existing,)]
+    assert (rings(), transitions(existing)) == before
+    assert rung(stack) == []
+    assert all(each.created for each in submit_many(session, good))  # their keys are still free
+
+
+def test_a_submit_is_one_statement_and_five_thousand_are_five(session: Session) -> None:
+    session.connection()
+    with statements() as sent:
+        submit(session, "test.insert", {"n": 1}, key="one")
+    assert len(sent) == 1
+    with statements() as sent:
+        assert not submit(session, "test.insert", {"n": 1}, key="one").created
+    assert len(sent) == 1
+    with statements() as sent:
+        submit_many(session, [NewTask("test.insert", n) for n in range(5000)])
+    assert len(sent) == 5
+    keyed = [NewTask("test.insert", n, key=str(n)) for n in range(5000)]
+    with statements() as sent:
+        submit_many(session, keyed)
+    assert len(sent) == 5
+    with statements() as sent:
+        assert not any(each.created for each in submit_many(session, keyed))
+    assert len(sent) == 10  # each chunk meets existing tasks, and reads them
+    session.rollback()
+
+
+def test_a_submitted_task_runs(session: Session) -> None:
+    work.sink()
+    found = submit_many(session, [NewTask("test.many", n) for n in range(60)])
+    found.append(submit(session, "test.insert", 'quotes " and \\ and {braces}, NULL'))
+    session.commit()
+    ingest(engine(), [each.task_id for each in found])
+    assert Counter(row[0] for row in rows("status")) == {"SUCCEEDED": 61}
+    assert work.effects() == Counter(each.task_id for each in found)

@@ -1,0 +1,72 @@
+"""Workflows as tests hold them: three stages of three kinds, a table that notes each call, and what the ledger says."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import text
+
+from models.engine import engine
+from tests.tasks.deliveries import delivered, submitted
+from tests.tasks.work import task
+from workflows import TYPE, StageInput, stage
+
+ID = "order 17"
+FETCH: dict[str, Any] = {"name": "fetch", "kind": "http", "destination": "crm", "body": {"order": "{input}"}}
+SUMMARIZE = {"name": "summarize", "kind": "llm", "model": "small", "prompt": "In short: {fetch}"}
+STORE = {"name": "store", "kind": "python", "function": "test.store"}
+ASK = {"name": "ask", "kind": "llm", "model": "m", "prompt": "Hi"}
+STAGES: list[dict[str, Any]] = [FETCH, SUMMARIZE, STORE]
+FLOW = {"workflowId": ID, "input": {"number": 17}, "stages": STAGES}
+KEYS = [f"{ID}:{each['name']}" for each in STAGES]
+CUSTOMER = {"customer": "Ada", "asked": {"order": {"number": 17}}}
+SUMMARY = 'A summary of: In short: {"asked": {"order": {"number": 17}}, "customer": "Ada"}'
+CALL = text("INSERT INTO test_stage_call (key) VALUES (:key)")
+STORED = text("INSERT INTO test_stored (key, summary) VALUES (:key, :summary) ON CONFLICT DO NOTHING")
+
+
+def tables() -> None:
+    """What the stage "store" writes: a note of each call, and its effect, which has a key."""
+    with engine().begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS test_stage_call (key text)"))
+        connection.execute(text("CREATE TABLE IF NOT EXISTS test_stored (key text PRIMARY KEY, summary text)"))
+        connection.execute(text("TRUNCATE test_stage_call, test_stored"))
+
+
+@stage("test.store")
+def store(given: StageInput) -> Any:
+    with engine().begin() as connection:
+        connection.execute(CALL, {"key": given.key})
+        connection.execute(STORED, {"key": given.key, "summary": given.outputs.get("summarize")})
+    return {"stored": given.outputs.get("summarize"), "for": given.input}
+
+
+def stored() -> list[tuple[Any, ...]]:
+    with engine().begin() as connection:
+        return [tuple(row) for row in connection.execute(text("SELECT key, summary FROM test_stored"))]
+
+
+def store_calls() -> Counter[str]:
+    with engine().begin() as connection:
+        return Counter(connection.execute(text("SELECT key FROM test_stage_call")).scalars())
+
+
+def flow(*stages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"stages": list(stages), **more}
+
+
+def ran(payload: Any, **how: Any) -> dict[str, Any]:
+    """Its task, after one delivery."""
+    (id_,) = submitted(1, TYPE, payload, **how)
+    delivered([id_])
+    return task(id_)
+
+
+def steps(task_id: uuid.UUID) -> dict[str, Any]:
+    """What is kept of each stage, in the order in which they were done."""
+    statement = text("SELECT name, result FROM task_step WHERE task_id = :id ORDER BY created_at")
+    with engine().begin() as connection:
+        return {name: result for name, result in connection.execute(statement, {"id": task_id})}  # noqa: C416
