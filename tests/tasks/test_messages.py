@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kombu import Exchange, Queue
 
+from tests.ledger_fixtures import RABBITMQ
 from tests.nodes.programs import celery, run
 from tests.servers import wait_until
-from tests.tasks.conftest import RABBITMQ
 from tests.tasks.held import Held
 from tests.tasks.ledger import beat_finished_at, send_and_await_beat
 from tests.tasks.queues import waiting
