@@ -1,6 +1,6 @@
 """All settings of Celery, so that bare `celery beat` and `celery -A tasks …` mean the same. Each line says why.
 
-The broker only rings the bell: a message carries task ids and nothing else, may be lost or come twice, and is presumed
+The broker only wake-ups the bell: a message carries task ids and nothing else, may be lost or come twice, and is presumed
 a duplicate until the guard admits it. So these settings prefer "again" over "never", and "soon" over "late".
 """
 

@@ -73,6 +73,15 @@ def _url(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _schema(value: str) -> str:
+    """A plain identifier, so that it can stand in statements, key prefixes and queue names as it is."""
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", value):
+        raise ValueError("must be a lower-case identifier of at most 40 letters, digits and _")
+    if value.startswith("pg_") or value in ("public", "information_schema"):
+        raise ValueError("must be a schema of its own, for Celeriac alone")
+    return value
+
+
 def _hosts(value: str) -> str:
     """Without a scheme and without a login, which the client's own errors would repeat."""
     hosts = [host.strip() for host in value.split(",")] if value.strip() else []
@@ -92,10 +101,13 @@ class Settings(BaseSettings):
         "", "PostgreSQL that holds the ledger; empty: the embedded one", "DATABASE_URL"
     )
     given_broker_url: Annotated[str, _url("redis", "rediss", "amqp", "amqps")] = knob(
-        "", "Redis or RabbitMQ that rings the bell; empty: the embedded Redis", "BROKER_URL"
+        "", "Redis or RabbitMQ that wake-ups the bell; empty: the embedded Redis", "BROKER_URL"
     )
     given_redis_url: Annotated[str, _url("redis", "rediss")] = knob(
         "", "Redis that keeps accepted receipts; empty: the embedded one", "REDIS_URL"
+    )
+    ledger_schema: Annotated[str, AfterValidator(_schema)] = knob(
+        "celeriac", "PostgreSQL schema of this installation; its broker keys, queues and exchange are named after it"
     )
     ledger_prepared_statements: bool = knob(
         True, "plan the busiest statements once per connection; false behind a pooler that shares connections"
@@ -122,7 +134,7 @@ class Settings(BaseSettings):
     ingest_redis_reclaim_idle_ms: int | None = knob(
         None, "the seed's name for INGEST_LEASE_SECONDS, in milliseconds; rounded up to at least one second", ge=0
     )
-    ingest_ring_grace_ms: int = knob(10_000, "age after which a ring that nobody answered may count as lost", ge=0)
+    ingest_wakeup_grace_ms: int = knob(10_000, "age after which a wake-up that nobody answered may count as lost", ge=0)
     ingest_reclaim_enabled: bool = knob(
         True,
         "take over the tasks of lost workers",
@@ -156,7 +168,7 @@ class Settings(BaseSettings):
     ingest_succeeded_retention_hours: int = knob(168, "how long SUCCEEDED and DISCARDED tasks are kept", ge=1)
     ingest_dead_retention_hours: int = knob(0, "how long DEAD tasks are kept; 0: for ever", ge=0)
     ingest_tombstone_retention_hours: int = knob(720, "how long the key of a pruned task is remembered", ge=1)
-    ingest_queue: Literal["celery", "kafka"] = knob("celery", "what carries the rings to the workers")
+    ingest_queue: Literal["celery", "kafka"] = knob("celery", "what carries the wake-ups to the workers")
 
     # outbox
     outbox_max_attempts: int = knob(
@@ -201,7 +213,7 @@ class Settings(BaseSettings):
     )
     kafka_topic: str = knob(
         "ingest.tasks",
-        "topic that carries the rings when INGEST_QUEUE=kafka",
+        "topic that carries the wake-ups when INGEST_QUEUE=kafka",
         pattern=r"^[A-Za-z0-9._-]{1,249}$",
     )
     kafka_group: str = knob("ingest-workers", "consumer group of the workers", min_length=1)

@@ -19,9 +19,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
 from models.errors import CeleriacError, Misuse
+from models.sql import sql
 
 PREFIX: Final = "celeriac_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
@@ -93,9 +94,9 @@ class ListedToken:
 
 
 # create: a new name, or one whose token is revoked or expired.
-CREATE: Final = text("""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at)
-    INSERT INTO api_token (name, token_sha256, scopes, created_at, expires_at)
+CREATE: Final = sql("""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
+    INSERT INTO ledger.api_token (name, token_sha256, scopes, created_at, expires_at)
     SELECT :name, :sha, CAST(:scopes AS text[]), at, at + CAST(:expires_in AS interval) FROM clock
     ON CONFLICT (name) DO UPDATE
         SET token_sha256 = excluded.token_sha256, scopes = excluded.scopes, created_at = excluded.created_at,
@@ -104,34 +105,34 @@ CREATE: Final = text("""
     RETURNING expires_at
 """)
 
-LISTED: Final = text("""
+LISTED: Final = sql("""
     SELECT name,
            CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
-                WHEN expires_at <= (SELECT ledger_now()) THEN 'expired' ELSE 'active' END,
+                WHEN expires_at <= (SELECT ledger.ledger_now()) THEN 'expired' ELSE 'active' END,
            scopes, created_at, expires_at, revoked_at, last_used_at
-    FROM api_token ORDER BY name
+    FROM ledger.api_token ORDER BY name
 """)
 
-REVOKE: Final = text("""
-    UPDATE api_token SET revoked_at = coalesce(revoked_at, (SELECT ledger_now())) WHERE name = :name
+REVOKE: Final = sql("""
+    UPDATE ledger.api_token SET revoked_at = coalesce(revoked_at, (SELECT ledger.ledger_now())) WHERE name = :name
 """)
 
-LOOK_UP: Final = text("""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at)
+LOOK_UP: Final = sql("""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
     SELECT name, scopes, token_sha256, revoked_at IS NOT NULL AS is_revoked,
            coalesce(expires_at <= at, false) AS is_expired,
            coalesce(last_used_at <= at - make_interval(secs => :every), true) AS is_stale
-    FROM api_token CROSS JOIN clock WHERE token_sha256 = :sha
+    FROM ledger.api_token CROSS JOIN clock WHERE token_sha256 = :sha
 """)
 
 # used: by whoever comes first; the others do not wait.
-USED: Final = text("""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+USED: Final = sql("""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     held AS MATERIALIZED (
-        SELECT id FROM api_token CROSS JOIN clock
+        SELECT id FROM ledger.api_token CROSS JOIN clock
         WHERE token_sha256 = :sha AND coalesce(last_used_at <= at - make_interval(secs => :every), true)
         FOR NO KEY UPDATE OF api_token SKIP LOCKED)
-    UPDATE api_token token SET last_used_at = at FROM held, clock WHERE token.id = held.id
+    UPDATE ledger.api_token token SET last_used_at = at FROM held, clock WHERE token.id = held.id
 """)
 
 

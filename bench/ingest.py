@@ -17,22 +17,25 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from bench.peers.effect import SINK
 from bench.peers.our_handlers import MANY
 from bench.peers.programs import PATIENCE_SECONDS, MeasurementFailed, Place, answer, heard, speaking, working
 from bench.scratch import scratch_servers
 from models.engine import make_engine
+from models.sql import sql
 
 # So many times the tasks for whoever would be done before the clock is exact.
 FAST: Final = 3
 FASTEST: Final = 10
 HANDLERS: Final = {"INGEST_HANDLERS": "bench.peers.our_handlers"}
-EFFECTS: Final = text("SELECT count(*) FROM bench_sink")
-EXACTLY: Final = text("SELECT count(*), count(DISTINCT n), min(n), max(n) FROM bench_sink")
-UNDONE: Final = text("SELECT (SELECT count(*) FROM ingest_task WHERE status <> 'SUCCEEDED'), count(*) FROM task_lease")
-STARTS: Final = text("SELECT CAST(value AS float8) FROM bench_sink ORDER BY n")
+EFFECTS: Final = sql("SELECT count(*) FROM bench_sink")
+EXACTLY: Final = sql("SELECT count(*), count(DISTINCT n), min(n), max(n) FROM bench_sink")
+UNDONE: Final = sql(
+    "SELECT (SELECT count(*) FROM ledger.ingest_task WHERE status <> 'SUCCEEDED'), count(*) FROM ledger.task_lease"
+)
+STARTS: Final = sql("SELECT CAST(value AS float8) FROM bench_sink ORDER BY n")
 Say = Callable[[str], None]
 
 
@@ -271,7 +274,7 @@ def _servers(system: System) -> Iterator[tuple[Engine, Place]]:
     with scratch_servers() as settings, tempfile.TemporaryDirectory(prefix="celeriac-bench-") as folder:
         engine = make_engine(settings.database_url)
         with engine.begin() as connection:
-            connection.execute(text(SINK))
+            connection.execute(sql(SINK))
         try:
             yield engine, Place(Path(folder), foreign=system.foreign, variables={} if system.foreign else HANDLERS)
         finally:
@@ -292,7 +295,7 @@ def _warm(system: System) -> Iterator[tuple[Engine, Place, list[subprocess.Popen
             if system.module != "ours":
                 _await_effects(engine, place, running, 2, time.monotonic())
             with engine.begin() as connection:
-                connection.execute(text("TRUNCATE bench_sink"))
+                connection.execute(sql("TRUNCATE bench_sink"))
             yield engine, place, running
 
 

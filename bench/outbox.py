@@ -17,21 +17,22 @@ from typing import Any, Final
 import psycopg2
 import redis
 from celery import Celery
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.dialects.postgresql.psycopg2 import dialect
 
 import outbox
 from models.engine import make_engine, sessions
+from models.sql import sql
 from outbox.lease import NO_FLOOR
 from outbox.lease_statements import ACK, CLAIM_GIVEN
 from outbox.relay import Relay
 from settings import Settings
 
-RING: Final = "celery:ingest"
+WAKEUP: Final = "celery:ingest"
 STREAM: Final = "bench"
 BATCH: Final = 200
 MESSAGE: Final = 100
-FILL: Final = text("""
+FILL: Final = sql("""
     INSERT INTO outbox_event (destination, payload, created_at)
     SELECT :destination, jsonb_build_object('type', 't', 'ids', jsonb_build_array(gen_random_uuid()), 'batch', 100),
            (SELECT ledger_now())
@@ -86,7 +87,7 @@ def to_celery(settings: Settings, *, count: int) -> Rates:
             for start in range(0, len(ids), MESSAGE):
                 send(ids[start : start + MESSAGE])
 
-        return _rates(settings, Way(RING, lambda payload: send(payload["ids"]), send_many), count)
+        return _rates(settings, Way(WAKEUP, lambda payload: send(payload["ids"]), send_many), count)
 
 
 def to_redis_stream(settings: Settings, *, count: int) -> Rates:
@@ -133,10 +134,10 @@ def _rates(settings: Settings, way: Way, count: int) -> Rates:
 def _rate(engine: Engine, settings: Settings, way: Way, count: int, drain: Callable[[], Any]) -> float:
     """Events per second, from a full outbox and empty servers."""
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE outbox_event, outbox_audit"))
+        connection.execute(sql("TRUNCATE outbox_event, outbox_audit"))
         connection.execute(FILL, {"destination": way.destination, "count": count})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM ANALYZE outbox_event"))
+        connection.execute(sql("VACUUM ANALYZE outbox_event"))
     for url in (settings.broker_url, settings.redis_url):
         with redis.Redis.from_url(url) as server:
             server.flushall()
@@ -144,7 +145,7 @@ def _rate(engine: Engine, settings: Settings, way: Way, count: int, drain: Calla
     drain()
     seconds = time.perf_counter() - started_at
     with engine.begin() as connection:
-        sent = connection.execute(text("SELECT count(*) FROM outbox_event WHERE status = 'SENT'")).scalar_one()
+        sent = connection.execute(sql("SELECT count(*) FROM outbox_event WHERE status = 'SENT'")).scalar_one()
     assert sent == count, f"{sent} of {count} events were sent"
     return count / seconds
 
@@ -189,17 +190,17 @@ def _delay_one(app: Celery) -> float:
 def _add_one() -> float:
     """Returns when the COMMIT was confirmed."""
     with sessions()() as session:
-        outbox.add(session, RING, {"type": "t", "ids": [str(uuid.uuid4())]})
+        outbox.add(session, WAKEUP, {"type": "t", "ids": [str(uuid.uuid4())]})
         session.commit()
         return time.perf_counter()
 
 
-def _latency(settings: Settings, count: int, ring: Callable[[], float]) -> Latency:
+def _latency(settings: Settings, count: int, wakeup: Callable[[], float]) -> Latency:
     times = []
     with redis.Redis.from_url(settings.broker_url) as broker:
         for _ in range(count + 20):
             broker.flushall()
-            began_at = ring()
+            began_at = wakeup()
             assert broker.blpop(_lists(), timeout=5), "the message did not arrive"
             times.append((time.perf_counter() - began_at) * 1000)
     times = sorted(times[20:])  # the first ones open connections

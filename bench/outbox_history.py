@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
-from bench.outbox import FILL, RING
+from bench.outbox import FILL, WAKEUP
 from models.engine import make_engine
+from models.sql import sql
 from outbox.lease import NO_FLOOR, claim_outbox
 from outbox.relay import Relay
 from settings import Settings
@@ -18,13 +19,13 @@ CLAIMS: Final = 25
 DRAINED: Final = 5000
 PER_SECOND: Final = 1000
 STEPS_PER_SECOND: Final = 10
-SENT: Final = text("""
-    INSERT INTO outbox_event (destination, payload, status, sent_at)
-    SELECT :destination, '{"type": "t", "ids": ["x"]}', 'SENT', (SELECT ledger_now()) FROM generate_series(1, :count)
+SENT: Final = sql("""
+    INSERT INTO ledger.outbox_event (destination, payload, status, sent_at)
+    SELECT :destination, '{"type": "t", "ids": ["x"]}', 'SENT', (SELECT ledger.ledger_now()) FROM generate_series(1, :count)
 """)
-SCHEDULED: Final = text("""
-    INSERT INTO outbox_event (destination, payload, next_retry_at)
-    SELECT :destination, '{"type": "t", "ids": ["x"]}', (SELECT ledger_now()) + interval '1 day'
+SCHEDULED: Final = sql("""
+    INSERT INTO ledger.outbox_event (destination, payload, next_retry_at)
+    SELECT :destination, '{"type": "t", "ids": ["x"]}', (SELECT ledger.ledger_now()) + interval '1 day'
     FROM generate_series(1, :count)
 """)
 
@@ -76,7 +77,7 @@ def held_transaction(settings: Settings, *, seconds: int) -> Held:
     relay = Relay.of(settings)
     _drain(engine, relay)  # connections are open, plans are known
     with engine.connect() as holder:
-        holder.execute(text("SELECT pg_current_xact_id()"))
+        holder.execute(sql("SELECT pg_current_xact_id()"))
         first_claim, first = _one_claim_ms(engine, settings), _drain(engine, relay)
         passed = _throttled(engine, relay, seconds)
         last_claim, last = _one_claim_ms(engine, settings), _drain(engine, relay)
@@ -87,12 +88,12 @@ def held_transaction(settings: Settings, *, seconds: int) -> Held:
 
 def _fill(engine: Engine, *, due: int, history: int) -> None:
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE outbox_event, outbox_audit"))
-        connection.execute(SENT, {"destination": RING, "count": history})
-        connection.execute(SCHEDULED, {"destination": RING, "count": history})
-        connection.execute(FILL, {"destination": RING, "count": due})
+        connection.execute(sql("TRUNCATE ledger.outbox_event, outbox_audit"))
+        connection.execute(SENT, {"destination": WAKEUP, "count": history})
+        connection.execute(SCHEDULED, {"destination": WAKEUP, "count": history})
+        connection.execute(FILL, {"destination": WAKEUP, "count": due})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("VACUUM ANALYZE outbox_event"))
+        connection.execute(sql("VACUUM ANALYZE outbox_event"))
 
 
 def _claim_ms(engine: Engine, settings: Settings) -> float:
@@ -101,7 +102,7 @@ def _claim_ms(engine: Engine, settings: Settings) -> float:
     with engine.connect() as connection:
         for _ in range(CLAIMS):
             started_at = time.perf_counter()
-            events = claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[RING], after=floor)
+            events = claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[WAKEUP], after=floor)
             times.append((time.perf_counter() - started_at) * 1000)
             assert len(events) == settings.outbox_publish_batch_size, "there was less to claim than a batch"
             floor = floor.above(events)
@@ -112,7 +113,7 @@ def _one_claim_ms(engine: Engine, settings: Settings) -> float:
     """From the very start of the index, where the dead entries lie."""
     with engine.connect() as connection:
         started_at = time.perf_counter()
-        claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[RING])
+        claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[WAKEUP])
         return (time.perf_counter() - started_at) * 1000
 
 
@@ -121,7 +122,7 @@ def _throttled(engine: Engine, relay: Relay, seconds: int) -> int:
     passed, began_at = 0, time.monotonic()
     while time.monotonic() < began_at + seconds:
         with engine.begin() as connection:
-            connection.execute(FILL, {"destination": RING, "count": count})
+            connection.execute(FILL, {"destination": WAKEUP, "count": count})
         passed += relay.tick(60).sent
         time.sleep(max(0.0, began_at + passed / PER_SECOND - time.monotonic()))
     return passed
@@ -129,7 +130,7 @@ def _throttled(engine: Engine, relay: Relay, seconds: int) -> int:
 
 def _drain(engine: Engine, relay: Relay) -> float:
     with engine.begin() as connection:
-        connection.execute(FILL, {"destination": RING, "count": DRAINED})
+        connection.execute(FILL, {"destination": WAKEUP, "count": DRAINED})
     started_at = time.perf_counter()
     sent = relay.tick(600).sent
     assert sent == DRAINED, f"{sent} of {DRAINED} events were sent"

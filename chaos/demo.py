@@ -14,34 +14,34 @@ from typing import Final
 import httpx2
 import psutil
 import redis
-from sqlalchemy import text
 
 from bench.scratch import scratch_servers
 from chaos.handlers import CREATE
 from chaos.programs import Program, running, wait_until, worker
 from embedded.home import Home
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from settings import Settings
 from tasks import NewTask, submit_many
 
-# Impatient, so that half a minute is enough: a lost worker is missed after 3 s, a lost ring after 1 s.
+# Impatient, so that half a minute is enough: a lost worker is missed after 3 s, a lost wake-up after 1 s.
 IMPATIENT: Final = {
     "INGEST_HANDLERS": "chaos.handlers",
     "INGEST_LEASE_SECONDS": "3",
-    "INGEST_RING_GRACE_MS": "1000",
+    "INGEST_WAKEUP_GRACE_MS": "1000",
     "INGEST_RECLAIM_INTERVAL_MS": "500",
     "INGEST_RETRY_BASE_BACKOFF_MS": "100",
     "OUTBOX_SUBMIT_LEASE_SECONDS": "1",
     "OUTBOX_PUBLISH_INTERVAL_MS": "250",
 }
-SUCCEEDED: Final = text("SELECT count(*) FROM ingest_task WHERE status = 'SUCCEEDED'")
-EFFECTS: Final = text("SELECT count(*), count(DISTINCT task_id) FROM chaos_effect")
-AGAIN: Final = text("""
-    SELECT count(*) FROM ingest_task_transition WHERE from_status = 'RUNNING' AND to_status <> 'SUCCEEDED'
+SUCCEEDED: Final = sql("SELECT count(*) FROM ledger.ingest_task WHERE status = 'SUCCEEDED'")
+EFFECTS: Final = sql("SELECT count(*), count(DISTINCT task_id) FROM chaos_effect")
+AGAIN: Final = sql("""
+    SELECT count(*) FROM ledger.ingest_task_transition WHERE from_status = 'RUNNING' AND to_status <> 'SUCCEEDED'
 """)
-REFUSED: Final = text("SELECT count(*) FROM task_audit")
-HELD: Final = text("SELECT count(*) FROM task_lease WHERE regexp_replace(holder, '-[^-]*$', '') = ANY(:holders)")
+REFUSED: Final = sql("SELECT count(*) FROM ledger.task_audit")
+HELD: Final = sql("SELECT count(*) FROM ledger.task_lease WHERE regexp_replace(holder, '-[^-]*$', '') = ANY(:holders)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether Kafka can carry the rings, where INGEST_QUEUE says that it does."""
+"""Whether Kafka can carry the wake-ups, where INGEST_QUEUE says that it does."""
 
 from __future__ import annotations
 

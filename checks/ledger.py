@@ -6,16 +6,17 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from checks.result import Finding, Level, expect, fail, ok, warn
 from models.engine import make_engine
 from models.schema import current_revision, head_revision, known_revisions
+from models.sql import sql
 from settings import Settings
 
 OLDEST: Final = 15
 SKEW_SECONDS: Final = 2.0
-SETTINGS: Final = text("""
+SETTINGS: Final = sql("""
     SELECT name, setting FROM pg_settings
     WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'max_prepared_transactions')
 """)
@@ -33,11 +34,11 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _durability(connection: Connection) -> Iterator[Finding]:
-    version = connection.execute(text("SHOW server_version_num")).scalar_one()
+    version = connection.execute(sql("SHOW server_version_num")).scalar_one()
     if int(version) // 10_000 < OLDEST:
         yield fail("postgres.version", f"is {version}", f"use PostgreSQL {OLDEST} or newer")
     else:
-        yield ok("postgres.version", connection.execute(text("SHOW server_version")).scalar_one())
+        yield ok("postgres.version", connection.execute(sql("SHOW server_version")).scalar_one())
     found: dict[str, str] = {row.name: row.setting for row in connection.execute(SETTINGS)}
     yield expect("postgres.fsync", found["fsync"], "on", "set fsync = on: a crash may damage the ledger")
     yield expect(
@@ -57,7 +58,7 @@ def _durability(connection: Connection) -> Iterator[Finding]:
 
 def _skew(connection: Connection) -> Finding:
     before = time.time()
-    there = float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    there = float(connection.execute(sql("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
     skew = there - (before + time.time()) / 2
     if abs(skew) > SKEW_SECONDS:
         return warn(
@@ -76,6 +77,8 @@ def _schema(connection: Connection) -> Iterator[Finding]:
     else:
         yield fail("schema", f"at {found}, which this code does not know", "run the newer Celeriac that migrated it")
         return
-    shift = connection.execute(text("SELECT shift FROM ledger_clock WHERE shift <> interval '0'")).scalar()
+    shift = connection.execute(sql("SELECT shift FROM ledger.ledger_clock WHERE shift <> interval '0'")).scalar()
     if shift is not None:
-        yield fail("ledger_clock", f"the ledger's time is moved by {shift}", "DELETE FROM ledger_clock, as superuser")
+        yield fail(
+            "ledger_clock", f"the ledger's time is moved by {shift}", "DELETE FROM ledger.ledger_clock, as superuser"
+        )

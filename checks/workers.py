@@ -32,7 +32,7 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _queues(consumed: dict[str, set[str]], declared: set[str], needed: set[str] | None = None) -> Iterator[Finding]:
-    """`needed`: not those whose rings come from Kafka, whose workers cannot be asked. None: all."""
+    """`needed`: not those whose wake-ups come from Kafka, whose workers cannot be asked. None: all."""
     needed = declared if needed is None else needed
     served = set().union(*consumed.values())
     if missing := sorted(needed - served):

@@ -18,7 +18,7 @@ from commands import times
 from commands.confirmation import operator, require_consent
 from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.output import camel, complain, console, on_stderr, print_json, print_table, with_progress
-from commands.wakeups import rings_leave
+from commands.wakeups import publish_wakeups
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,7 +82,7 @@ def requeue_dead(
         return
     requeued = partial(requeue, engine(), choice, actor=operator(), reason=reason, reset_steps=reset_steps)
     done, outcome = 0, None
-    with until_interrupted() as stopped, rings_leave():
+    with until_interrupted() as stopped, publish_wakeups():
         if canary is not None:
             first = [id_ for batch in requeued(limit=min(canary, total)) for id_ in batch]
             done, outcome = len(first), _watched(first, seconds=canary_timeout, stopped=stopped)
@@ -141,7 +141,7 @@ def discard_one(
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
     from tasks.operations.discard import discard  # noqa: PLC0415
 
-    with rings_leave():
+    with publish_wakeups():
         done = discard(engine(), task_id, actor=operator(), reason=reason)
     if as_json:
         print_json(camel(done))
@@ -161,7 +161,7 @@ def retry_now(
     from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
     from tasks.operations.retry_now import retry_now as hurry  # noqa: PLC0415
 
-    with rings_leave():
+    with publish_wakeups():
         hurried = hurry(engine(), task_id, actor=operator(), reason=reason)
         if hurried.was == "DEAD":
             _sync_letters()

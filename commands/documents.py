@@ -16,7 +16,7 @@ import settings
 from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.output import camel, complain, console, on_stderr, print_json, with_progress
 from commands.plain_lines import plain
-from commands.wakeups import rings_leave
+from commands.wakeups import publish_wakeups
 from models.status import TaskStatus
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def ingest(
     uploaded = _Uploaded(found)
     with until_interrupted() as stopped:
         if not dry_run:
-            with rings_leave():
+            with publish_wakeups():
                 with_progress(_upload(uploaded, stopped), total=len(found.files), what="uploaded")
             if wait:
                 uploaded.statuses = _wait(uploaded.submitted, timeout, stopped)

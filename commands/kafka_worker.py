@@ -1,4 +1,4 @@
-"""kafka-worker: run tasks whose rings come from Kafka."""
+"""kafka-worker: run tasks whose wake-ups come from Kafka."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kafka_worker(
     Example: `manage.py kafka-worker --processes 4`
     """
     if settings.current().ingest_queue != "kafka":
-        raise SettingsError("INGEST_QUEUE: rings go to Celery; set it to kafka, for whoever submits too.")
+        raise SettingsError("INGEST_QUEUE: wake-ups go to Celery; set it to kafka, for whoever submits too.")
     if child_of:
         from tasks.kafka.worker import work  # noqa: PLC0415 - loads SQLAlchemy
 

@@ -9,7 +9,7 @@ import typer
 import settings
 from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.output import camel, complain, console, print_json, print_table, with_progress
-from commands.wakeups import rings_leave
+from commands.wakeups import publish_wakeups
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -23,13 +23,13 @@ def reclaim(
     once: Annotated[bool, typer.Option("--once", help="One look, then end.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take over the tasks of lost workers and ring again for lost rings, until Ctrl-C. Beat does the same.
+    """Take over the tasks of lost workers and wake-up again for lost wake-ups, until Ctrl-C. Beat does the same.
 
     Example: `manage.py reclaim --once --json`
     """
     from tasks import ticks  # noqa: PLC0415 - loads SQLAlchemy and Celery
 
-    with until_interrupted() as stopped, rings_leave():
+    with until_interrupted() as stopped, publish_wakeups():
         while not stopped.is_set():
             _print_reclaimed(ticks.run("reclaim"), as_json=as_json)
             if once:
@@ -43,7 +43,12 @@ def _print_reclaimed(found: dict[str, Any] | None, *, as_json: bool) -> None:
     elif found is None:
         console.print("Reclaim runs elsewhere just now.")
     else:
-        words = {"leases": "lost leases", "charged": "tasks charged", "isolated": "isolated", "rungAgain": "rung again"}
+        words = {
+            "leases": "lost leases",
+            "charged": "tasks charged",
+            "isolated": "isolated",
+            "wokenAgain": "woken again",
+        }
         console.print(", ".join(f"{words.get(name, name)} {number}" for name, number in found.items()))
 
 
@@ -51,9 +56,9 @@ def rebuild_broker(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
     as_json: Json = False,
 ) -> None:
-    """After a flush, or with a new broker: ring for everything that is due and restore the dead letters.
+    """After a flush, or with a new broker: wake-up for everything that is due and restore the dead letters.
 
-    Safe at any time, with workers running too: a task that is rung twice is run once.
+    Safe at any time, with workers running too: a task that is woken twice is run once.
 
     Example: `manage.py rebuild-broker --dry-run`
     """
@@ -71,27 +76,29 @@ def rebuild_broker(
             print_json({"dryRun": True, "due": [camel(kind) for kind in due], "tasks": total, "dead": dead})
         else:
             print_table(("queue", "type", "due"), [(kind.queue, kind.type, f"{kind.count:,}") for kind in due])
-            console.print(f"to be rung: {total:,} tasks; dead letters: {dead:,}")
+            console.print(f"to be woken: {total:,} tasks; dead letters: {dead:,}")
         return
     broker.depths([current.ingest_queues[0]])  # one that is away is said before anything is done
-    rung = rebuild_broker.Rung()
-    with until_interrupted() as stopped, rings_leave():
-        pages = rebuild_broker.ring_all_due(engine())
+    woken = rebuild_broker.Woken()
+    with until_interrupted() as stopped, publish_wakeups():
+        pages = rebuild_broker.wake_all_due(engine())
 
         def tasks_so_far() -> Any:
-            nonlocal rung
-            for rung in pages:
-                yield rung.tasks
+            nonlocal woken
+            for woken in pages:
+                yield woken.tasks
                 if stopped.is_set():
                     return
 
-        with_progress(tasks_so_far(), total=total, what="rung")
+        with_progress(tasks_so_far(), total=total, what="woken")
         if not stopped.is_set():
             letters = dead_letter_queue.sync(engine(), current, depths=broker.depths, purge=broker.purge, force=True)
     if stopped.is_set():
-        complain(f"Interrupted after {rung.tasks:,} of {total:,} tasks. It is safe to run it again.")
+        complain(f"Interrupted after {woken.tasks:,} of {total:,} tasks. It is safe to run it again.")
         raise typer.Exit(INTERRUPTED)
     if as_json:
-        print_json({"tasks": rung.tasks, "rings": rung.rings, "letters": letters})
+        print_json({"tasks": woken.tasks, "wakeups": woken.wakeups, "letters": letters})
     else:
-        console.print(f"rung for {rung.tasks:,} tasks in {rung.rings:,} rings; dead letters written: {letters:,}")
+        console.print(
+            f"woken for {woken.tasks:,} tasks in {woken.wakeups:,} wake-ups; dead letters written: {letters:,}"
+        )

@@ -28,7 +28,7 @@ def show(
     task_id: Annotated[uuid.UUID, typer.Argument(metavar="ID", help="The id of a task.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole payload.")] = False,
 ) -> None:
-    """Show a task: its state, its history, its rings, and why it is not running.
+    """Show a task: its state, its history, its wake-ups, and why it is not running.
 
     Example: `manage.py show 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60`
     """
@@ -53,7 +53,7 @@ def _json_of(found: Details, why: list[Reason]) -> dict[str, Any]:
         "blocker": camel(found.blocker) if found.blocker else None,
         "transitions": [camel(each) for each in found.transitions],
         "lease": camel(found.lease) if found.lease else None,
-        "rings": [camel(ring) for ring in found.rings],
+        "wakeups": [camel(wakeup) for wakeup in found.wakeups],
         "audits": [camel(audit) for audit in found.audits],
     }
 
@@ -79,20 +79,20 @@ def _print(found: Details, why: list[Reason]) -> None:
             for each in found.transitions
         ],
     )
-    if found.rings:
+    if found.wakeups:
         console.print()
         print_table(
-            ("ring in the outbox", "status", "failures", "due (UTC)", "held by", "last error"),
+            ("wake-up in the outbox", "status", "failures", "due (UTC)", "held by", "last error"),
             [
                 (
-                    str(ring.id),
-                    ring.status,
-                    str(ring.attempt_count),
-                    moment(ring.next_retry_at or ring.created_at),
-                    ring.locked_by or "",
-                    _cut((ring.last_error or "").partition("\n")[0]),
+                    str(wakeup.id),
+                    wakeup.status,
+                    str(wakeup.attempt_count),
+                    moment(wakeup.next_retry_at or wakeup.created_at),
+                    wakeup.locked_by or "",
+                    _cut((wakeup.last_error or "").partition("\n")[0]),
                 )
-                for ring in found.rings
+                for wakeup in found.wakeups
             ],
         )
     if found.audits:
@@ -116,7 +116,7 @@ def _fields(found: Details) -> Iterator[tuple[str, str]]:
     yield "partition key", task.partition_key or ""
     yield "failures", f"{task.attempt_count} of {task.max_attempts}"
     yield "due", moment_utc(task.next_retry_at)
-    yield "rung", moment_utc(task.rung_at)
+    yield "woken", moment_utc(task.last_wakeup_at)
     yield "created", f"{moment_utc(task.created_at)}, {age(found.now - task.created_at)} ago"
     yield "changed", moment_utc(task.updated_at)
     yield "finished", moment_utc(task.finished_at)

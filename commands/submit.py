@@ -18,7 +18,7 @@ import typer
 from commands import times
 from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.output import complain, console, print_json, with_progress
-from commands.wakeups import rings_leave
+from commands.wakeups import publish_wakeups
 
 if TYPE_CHECKING:
     from tasks.submission.json_lines import Make, SubmittedLine
@@ -69,7 +69,7 @@ def submit(
         notify,
     )
     make = template.of_envelope if envelopes else template.of_payload
-    with rings_leave():
+    with publish_wakeups():
         if lines:
             _submit_lines(given or "", make, as_json=as_json)
         else:

@@ -1,4 +1,4 @@
-"""Rings that a command wrote leave before it ends; what does not leave in time is the relay's."""
+"""Wake-ups that a command wrote leave before it ends; what does not leave in time is the relay's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_SECONDS: Final = 5.0
 
 
 @contextmanager
-def rings_leave() -> Iterator[None]:
+def publish_wakeups() -> Iterator[None]:
     """They are published by a thread, which needs Celery: loaded here, since Celery cannot be loaded by two at once."""
     from outbox.after_commit_publisher import submitter  # noqa: PLC0415 - loads SQLAlchemy
 

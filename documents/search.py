@@ -11,8 +11,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import text
-
+from models.sql import sql
 from outbox.lease import Db, connection_of
 
 MOST_HITS: Final = 100
@@ -21,17 +20,17 @@ _NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 # search: ranked by how often and how near the words stand (cover density), against the length of the chunk, as a number
 # below 1; only what is shown is highlighted, and brackets of the document itself are no highlights.
-SEARCH: Final = text("""
+SEARCH: Final = sql("""
     WITH asked AS MATERIALIZED (SELECT websearch_to_tsquery('simple', :words) AS query),
     found AS MATERIALIZED (
         SELECT document_id, position, text, query, ts_rank_cd(words, query, 1 | 32) AS rank
-        FROM document_chunk CROSS JOIN asked WHERE words @@ query
+        FROM ledger.document_chunk CROSS JOIN asked WHERE words @@ query
         ORDER BY rank DESC, document_id, position LIMIT :limit)
     SELECT document_id, name, position, rank,
            ts_headline('simple', translate(text, '⟦⟧', '[]'), query,
                        'StartSel=⟦, StopSel=⟧, MaxFragments=2, MinWords=8, MaxWords=24, ShortWord=0,
                         FragmentDelimiter=" … "')
-    FROM found JOIN document ON document.id = document_id
+    FROM found JOIN ledger.document ON document.id = document_id
     ORDER BY rank DESC, document_id, position
 """)
 

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import text
-
 import settings
 from documents.chunks import Chunk
 from documents.file_types import media_type_of
 from models.errors import Misuse
+from models.sql import sql
 from models.status import TaskStatus
 from outbox.lease import Db, connection_of
 from tasks.core.outcomes import Discard, storable
@@ -29,37 +28,37 @@ TYPE: Final = "document.ingest"
 LONGEST_NAME: Final = 1000  # bytes: an index holds it
 
 # put: → revision 1, or the next one; no row if nothing has changed, and then it is locked all the same.
-PUT: Final = text("""
-    INSERT INTO document (name, media_type, sha256, content, size_bytes, created_at, updated_at)
-    SELECT :name, :media_type, :sha256, :content, :size_bytes, at, at FROM (SELECT ledger_now() AS at) AS clock
+PUT: Final = sql("""
+    INSERT INTO ledger.document (name, media_type, sha256, content, size_bytes, created_at, updated_at)
+    SELECT :name, :media_type, :sha256, :content, :size_bytes, at, at FROM (SELECT ledger.ledger_now() AS at) AS clock
     ON CONFLICT (name) DO UPDATE
     SET media_type = excluded.media_type, sha256 = excluded.sha256, content = excluded.content,
         size_bytes = excluded.size_bytes, updated_at = excluded.updated_at, revision = document.revision + 1
     WHERE (document.sha256, document.media_type) IS DISTINCT FROM (excluded.sha256, excluded.media_type)
     RETURNING id, revision
 """)
-CURRENT_OF_NAME: Final = text("SELECT id, revision FROM document WHERE name = :name")
+CURRENT_OF_NAME: Final = sql("SELECT id, revision FROM ledger.document WHERE name = :name")
 
 # once_more: the next revision with the same content.
-ONCE_MORE: Final = text("""
-    UPDATE document SET revision = revision + 1, updated_at = (SELECT ledger_now()) WHERE id = :id RETURNING revision
+ONCE_MORE: Final = sql("""
+    UPDATE ledger.document SET revision = revision + 1, updated_at = (SELECT ledger.ledger_now()) WHERE id = :id RETURNING revision
 """)
 
-READ: Final = text("""
-    SELECT name, media_type, content FROM document WHERE id = :id AND revision = :revision
+READ: Final = sql("""
+    SELECT name, media_type, content FROM ledger.document WHERE id = :id AND revision = :revision
 """)
-IS_CURRENT: Final = text("SELECT count(*) FROM document WHERE id = :id AND revision = :revision")
+IS_CURRENT: Final = sql("SELECT count(*) FROM ledger.document WHERE id = :id AND revision = :revision")
 
 # hold: no upload changes the document before this transaction ends; no row if one already has.
-HOLD: Final = text("SELECT 1 FROM document WHERE id = :id AND revision = :revision FOR SHARE")
-FORGET_CHUNKS: Final = text("DELETE FROM document_chunk WHERE document_id = :id")
-ADD_CHUNKS: Final = text("""
-    INSERT INTO document_chunk (document_id, position, text)
+HOLD: Final = sql("SELECT 1 FROM ledger.document WHERE id = :id AND revision = :revision FOR SHARE")
+FORGET_CHUNKS: Final = sql("DELETE FROM ledger.document_chunk WHERE document_id = :id")
+ADD_CHUNKS: Final = sql("""
+    INSERT INTO ledger.document_chunk (document_id, position, text)
     SELECT :id, place - 1, text FROM unnest(CAST(:texts AS text[])) WITH ORDINALITY AS given(text, place)
 """)
 
-DEATHS: Final = text("""
-    SELECT id, error_message FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'DEAD'
+DEATHS: Final = sql("""
+    SELECT id, error_message FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'DEAD'
 """)
 
 

@@ -17,6 +17,7 @@ import psutil
 import psycopg2
 from psycopg2 import sql
 
+import settings
 from embedded.home import Home
 from embedded.process import Process
 from embedded.unprivileged import PostgresUnusable, WayToRun, choose_way
@@ -111,6 +112,9 @@ class Postgres:
             if not cursor.fetchone():
                 statement = sql.SQL("CREATE DATABASE {} OWNER {}")
                 cursor.execute(statement.format(sql.Identifier(name), sql.Identifier(ROLE)))
+            statement = sql.SQL("ALTER DATABASE {} SET search_path = public, {}")
+            schema = sql.Identifier(settings.current().ledger_schema)
+            cursor.execute(statement.format(sql.Identifier(name), schema))
 
     def _initdb(self) -> None:
         """Into a folder beside, renamed when whole: an interrupted initdb leaves nothing that looks like data."""

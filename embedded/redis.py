@@ -23,7 +23,7 @@ from models.errors import CeleriacError
 HOST: Final = "127.0.0.1"
 OLDEST: Final = (6, 2)
 
-# The ledger is the truth: a broker that restarts empty is rung again, so it writes nothing to the disk.
+# The ledger is the truth: a broker that restarts empty is woken again, so it writes nothing to the disk.
 BROKER: Final = {"save": '""', "appendonly": "no", "maxmemory-policy": "noeviction"}
 # An answer of this server is a receipt: it is on the disk before the answer leaves (group commit per event-loop round).
 RECEIPTS: Final = {

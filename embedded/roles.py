@@ -9,7 +9,7 @@ SUPERVISOR: Final = "supervisor"
 SERVER_ROLES: Final = ("postgres", "redis-broker", "redis-receipts")
 ROLES: Final = (*SERVER_ROLES, "worker", "system", "api", "flower", "beat")
 
-# Stopped in this order: nothing new is rung, then nothing is worked on, then the servers go. A rank ends together.
+# Stopped in this order: nothing new is woken, then nothing is worked on, then the servers go. A rank ends together.
 RANKS: Final = (("beat",), ("worker", "system", "api", "flower"), SERVER_ROLES)
 STOP_SIGNALS: Final = {"postgres": signal.SIGINT}  # fast shutdown: roll back, write a checkpoint, end
 

@@ -20,6 +20,7 @@ from embedded.part import Part, Running, end_remains
 from embedded.temporary_servers import Scratch, wait_until_ready
 from models.engine import engine
 from models.errors import Misuse
+from models.sql import sql
 from models.tables import Base
 from outbox.after_commit_publisher import submitter
 from settings import ROOT
@@ -53,7 +54,7 @@ class StackOfTests:
         submitter().flush(PATIENCE_SECONDS)  # whoever still publishes needs the tables in another order
         with self.superuser.begin() as connection:
             connection.execute(END_LEFT_TRANSACTIONS)
-            connection.execute(text(f"TRUNCATE {', '.join(Base.metadata.tables)} RESTART IDENTITY"))
+            connection.execute(sql(f"TRUNCATE {', '.join(Base.metadata.tables)} RESTART IDENTITY"))
         for variable in ("BROKER_URL", "REDIS_URL"):
             with redis.Redis.from_url(self.servers.addresses[variable]) as client:
                 client.flushall()

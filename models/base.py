@@ -17,6 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from models.status import EventStatus, TaskStatus
 
+PLACEHOLDER: Final = "ledger"  # stands for LEDGER_SCHEMA (`models/sql.py`)
 NAMES: Final = {
     "pk": "pk_%(table_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -54,7 +55,7 @@ class EnumText(TypeDecorator[StrEnum]):
 class Base(DeclarativeBase):
     """The base of every table of the ledger."""
 
-    metadata = MetaData(naming_convention=NAMES)
+    metadata = MetaData(naming_convention=NAMES, schema=PLACEHOLDER)
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         str: Text(),
         datetime: DateTime(timezone=True),
@@ -69,7 +70,7 @@ class Base(DeclarativeBase):
 
 # The default is for rows written by hand: it calls the function once per row. A statement that writes many rows says
 # `(SELECT ledger_now())` itself, which is evaluated once.
-Stamp = Annotated[datetime, mapped_column(server_default=text("ledger_now()"))]
+Stamp = Annotated[datetime, mapped_column(server_default=text("ledger.ledger_now()"))]
 Json = Annotated[Any, mapped_column(JSONB(none_as_null=True))]
 JsonObject = Annotated[dict[str, Any], mapped_column(JSONB(none_as_null=True), server_default=text("'{}'"))]
 Actor = Annotated[str, mapped_column(server_default=text("CURRENT_USER"))]

@@ -34,7 +34,7 @@ class ChatMember(Base):
     # The chats of one user.
     __table_args__ = (Index("ix_chat_member_user_id", "user_id"),)
 
-    chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("chat.id", ondelete="CASCADE"), primary_key=True)
+    chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("ledger.chat.id", ondelete="CASCADE"), primary_key=True)
     user_id: Mapped[str] = mapped_column(primary_key=True)
     read_until_at: Mapped[datetime | None]
     created_at: Mapped[Stamp]
@@ -52,7 +52,7 @@ class ChatMessage(Base):
     )
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
-    chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("chat.id", ondelete="CASCADE"))
+    chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("ledger.chat.id", ondelete="CASCADE"))
     client_msg_id: Mapped[str]
     from_user_id: Mapped[str]
     to_user_id: Mapped[str]

@@ -44,7 +44,9 @@ class DocumentChunk(Base):
         Index("ix_document_chunk_words", "words", postgresql_using="gin"),
     )
 
-    document_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("document.id", ondelete="CASCADE"), primary_key=True)
+    document_id: Mapped[uuid.UUID] = mapped_column(
+        ForeignKey("ledger.document.id", ondelete="CASCADE"), primary_key=True
+    )
     position: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     text: Mapped[str]
     words: Mapped[str] = mapped_column(

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Any, Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Connection, Identity, Index, Table, Text, event, text
+from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import HOT, Base, Json, JsonObject, Stamp, status_check
@@ -48,7 +47,7 @@ class OutboxEvent(Base):
         ),
         # A destination that answers again: what failed because it did not is due at once (P19).
         Index("ix_outbox_event_retrying", "destination", postgresql_where=text("status = 'RETRYING'")),
-        # check_dedup: was this sent to this destination? Rings carry no payload_sha and stay out of it.
+        # check_dedup: was this sent to this destination? Wake-ups carry no payload_sha and stay out of it.
         Index(
             "ix_outbox_event_dedup",
             "destination",
@@ -80,34 +79,6 @@ class OutboxEvent(Base):
     created_at: Mapped[Stamp]
     sent_at: Mapped[datetime | None]
     dedup_key: Mapped[str | None]
-
-
-# Whoever adds to an ordered key waits for the commit of whoever added before, and takes its id after that: so the order
-# of ids within a key is the order of commits (P20), for plain INSERTs too.
-IN_TURN: Final = """
-CREATE FUNCTION outbox_event_in_turn() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(NEW.destination || chr(31) || NEW.ordering_key, 0));
-    NEW.id := nextval(pg_get_serial_sequence(format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), 'id'));
-    RETURN NEW;
-END $$
-"""
-
-IN_TURN_TRIGGER: Final = """
-CREATE TRIGGER outbox_event_in_turn BEFORE INSERT ON outbox_event
-FOR EACH ROW WHEN (NEW.ordering_key IS NOT NULL) EXECUTE FUNCTION outbox_event_in_turn()
-"""
-
-
-@event.listens_for(OutboxEvent.__table__, "after_create")
-def _create_trigger(_table: Table, connection: Connection, **_options: Any) -> None:
-    connection.execute(text(IN_TURN))
-    connection.execute(text(IN_TURN_TRIGGER))
-
-
-@event.listens_for(OutboxEvent.__table__, "after_drop")
-def _drop_function(_table: Table, connection: Connection, **_options: Any) -> None:
-    connection.execute(text("DROP FUNCTION outbox_event_in_turn()"))
 
 
 class OutboxAudit(Base):

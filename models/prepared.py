@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, CursorResult, TextClause, text
+from sqlalchemy import Connection, CursorResult, TextClause
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.database_errors import as_sqlalchemy_says_it
 from models.engine import is_at_once, is_ours
+from models.sql import sql
 
 _KEY: Final = "celeriac_prepared"
 _NOT_THERE: Final = "26000"  # no such prepared statement
@@ -29,16 +31,14 @@ _NUMBERED: Final = PGDialect(paramstyle="numeric_dollar")  # type: ignore[no-unt
 
 
 class Prepared:
-    """One statement. The type of each parameter shows from where it stands; where it does not, it stands in a CAST."""
+    """One statement of the ledger. The type of each parameter follows from its place; where it does not, use a CAST."""
 
     def __init__(self, statement: str, *, before: str = "") -> None:
         """`before` is sent along each time, in the same round trip: a statement without parameters, with its `;`."""
-        self.text: Final[TextClause] = text(before + statement)
-        compiled = text(statement).compile(dialect=_NUMBERED)
-        self.name: Final = f"celeriac_{hashlib.sha256(statement.encode()).hexdigest()[:16]}"
-        arguments = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
-        self._prepares: Final = f" AS {compiled}".replace("%", "%%")
-        self._executes: Final = (f"{before} EXECUTE ", f"({arguments})")
+        self.text: Final = sql(before + statement)
+        self._before = before
+        self._statement = sql(statement)
+        self._by_schema: dict[str, _Compiled] = {}
 
     def execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
         if not _prepares(connection):
@@ -89,17 +89,43 @@ class Prepared:
     def _prepared(self, connection: Connection) -> str:
         """Under which name this connection knows it."""
         known: dict[str, str] = connection.info.setdefault(_KEY, {})
-        if self.name not in known:
-            name = f"{self.name}_{next(_numbers)}"  # never tried before: a time limit may strike before it is known
+        compiled = self._compiled()
+        if compiled.name not in known:
+            name = f"{compiled.name}_{next(_numbers)}"  # never tried before: a time limit may strike before it is known
             connection.exec_driver_sql(self.preparing(name))
-            known[self.name] = name
-        return known[self.name]
+            known[compiled.name] = name
+        return known[compiled.name]
 
     def preparing(self, name: str) -> str:
-        return f"PREPARE {name}{self._prepares}"
+        return f"PREPARE {name}{self._compiled().prepares}"
 
     def executing(self, name: str) -> str:
-        return name.join(self._executes)
+        return name.join(self._compiled().executes)
+
+    def _compiled(self) -> _Compiled:
+        schema = settings.current().ledger_schema
+        if schema not in self._by_schema:
+            self._by_schema[schema] = _Compiled.of(self._statement, self._before)
+        return self._by_schema[schema]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A statement in the current schema: its name on every connection, and the texts that prepare and execute it."""
+
+    name: str
+    prepares: str
+    executes: tuple[str, str]
+
+    @classmethod
+    def of(cls, statement: TextClause, before: str) -> _Compiled:
+        compiled = statement.compile(dialect=_NUMBERED)
+        arguments = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
+        return cls(
+            f"celeriac_{hashlib.sha256(statement.text.encode()).hexdigest()[:16]}",
+            f" AS {compiled}".replace("%", "%%"),
+            (f"{before} EXECUTE ", f"({arguments})"),
+        )
 
 
 def was_dropped(error: DBAPIError) -> bool:

@@ -19,12 +19,16 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateSchema
 
+import settings
 from models.engine import engine as ledger_engine
 from models.errors import LedgerBusy, Misuse, SchemaMismatch
 
 MIGRATIONS: Path = Path(__file__).resolve().parent / "migrations"
-MIGRATION_LOCK: Final = 0x63656C6572696163  # "celeriac"; advisory locks are per database
+# Advisory locks are per database; this one is per installation.
+MIGRATION_LOCK: Final = text("SELECT pg_advisory_lock(hashtextextended('celeriac migration of ' || :schema, 0))")
+SCHEMA_EXISTS: Final = text("SELECT 1 FROM pg_namespace WHERE nspname = :schema")
 BUSY: Final = frozenset({"55P03", "40P01"})  # lock_not_available, deadlock_detected
 
 
@@ -33,8 +37,9 @@ def migrate(engine: Engine, revision: str = "head", *, lock_timeout_seconds: flo
     target = _resolve(revision)
     with _locked_session(engine, lock_timeout_seconds) as connection:
         before = current_revision(connection)
-        connection.commit()  # lock and timeout outlive it; Alembic commits only a transaction that it began itself
         _require_known(before)
+        _ensure_schema(connection)
+        connection.commit()  # lock and timeout outlive it; Alembic commits only a transaction that it began itself
         _walk(connection, before, target)
     with engine.connect() as witness:
         after = current_revision(witness)
@@ -45,7 +50,7 @@ def migrate(engine: Engine, revision: str = "head", *, lock_timeout_seconds: flo
 
 def current_revision(connection: Connection) -> str | None:
     """The revision that the database is at; None for one without a schema."""
-    return MigrationContext.configure(connection).get_current_revision()
+    return MigrationContext.configure(connection, opts=_version_table()).get_current_revision()
 
 
 def head_revision() -> str:
@@ -80,7 +85,7 @@ def _locked_session(engine: Engine, lock_timeout_seconds: float) -> Iterator[Con
         connection.detach()
         try:
             connection.execute(text("SELECT set_config('lock_timeout', :t, false)"), {"t": str(milliseconds)})
-            connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
+            connection.execute(MIGRATION_LOCK, {"schema": settings.current().ledger_schema})
             yield connection
         except DBAPIError as error:
             if getattr(error.orig, "pgcode", None) not in BUSY:
@@ -89,6 +94,17 @@ def _locked_session(engine: Engine, lock_timeout_seconds: float) -> Iterator[Con
                 f"The schema was not changed: a lock was not free within {lock_timeout_seconds:g} s. Another migration"
                 " or a long transaction holds it; try again when it has ended."
             ) from error
+
+
+def _ensure_schema(connection: Connection) -> None:
+    """Create the schema if it is missing. A role that may not create one can be given it by an administrator."""
+    schema = settings.current().ledger_schema
+    if not connection.execute(SCHEMA_EXISTS, {"schema": schema}).scalar():
+        connection.execute(CreateSchema(schema))
+
+
+def _version_table() -> dict[str, str]:
+    return {"version_table_schema": settings.current().ledger_schema}
 
 
 def _walk(connection: Connection, before: str | None, target: str | None) -> None:
@@ -122,4 +138,5 @@ def _config(connection: Connection | None = None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
+    config.attributes["schema"] = settings.current().ledger_schema
     return config

@@ -3,20 +3,16 @@
 from models.api_tokens import ApiToken
 from models.base import Base
 from models.chats import Chat, ChatMember, ChatMessage
-from models.clock import LedgerClock, needed_by_every_table
+from models.clock import LedgerClock
 from models.documents import Document, DocumentChunk
 from models.outbox import OutboxAudit, OutboxEvent
 from models.queues import QueueLimit, QueuePause
 from models.sinks import SinkTransaction
 from models.streams import Checkpoint, ShardLease
-from models.submit_function import SUBMIT
-from models.tasks import IngestTask, IngestTaskTransition, RingHorizon, TaskAudit, TaskLease, TaskStep, TaskTombstone
+from models.tasks import IngestTask, IngestTaskTransition, TaskAudit, TaskLease, TaskStep, TaskTombstone, WakeupHorizon
 from models.ticks import Tick
 
-needed_by_every_table()
-
 __all__ = [
-    "SUBMIT",
     "ApiToken",
     "Base",
     "Chat",
@@ -32,7 +28,6 @@ __all__ = [
     "OutboxEvent",
     "QueueLimit",
     "QueuePause",
-    "RingHorizon",
     "ShardLease",
     "SinkTransaction",
     "TaskAudit",
@@ -40,4 +35,5 @@ __all__ = [
     "TaskStep",
     "TaskTombstone",
     "Tick",
+    "WakeupHorizon",
 ]

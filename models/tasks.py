@@ -106,7 +106,7 @@ class IngestTask(Base):
     attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(server_default=text("10"))
     next_retry_at: Mapped[datetime | None]
-    rung_at: Mapped[datetime | None]
+    last_wakeup_at: Mapped[datetime | None]
     lease_token: Mapped[uuid.UUID | None]
     isolated: Mapped[bool] = mapped_column(server_default=text("false"))
     last_error: Mapped[str | None]
@@ -157,22 +157,22 @@ class TaskLease(Base):
     queue: Mapped[str]
     priority: Mapped[int] = mapped_column(SmallInteger)
     claimed_at: Mapped[Stamp]
-    rung_at: Mapped[datetime | None]  # of the latest of the tasks that its own message named
+    last_wakeup_at: Mapped[datetime | None]  # of the latest of the tasks that its own message named
 
 
-class RingHorizon(Base):
-    """How far the broker has come with the rings of a queue and priority (P8): what was rung before and waits is lost.
+class WakeupHorizon(Base):
+    """How far the broker has come with the wake-ups of a queue and priority (P8): what was woken before and waits is lost.
 
-    `seen_rung_at` was claimed at `seen_at`; once that is a grace ago, it becomes `passed_rung_at`.
+    `seen_wakeup_at` was claimed at `seen_at`; once that is a grace ago, it becomes `passed_wakeup_at`.
     """
 
-    __tablename__ = "ring_horizon"
+    __tablename__ = "wakeup_horizon"
 
     queue: Mapped[str] = mapped_column(primary_key=True)
     priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
-    seen_rung_at: Mapped[datetime]
+    seen_wakeup_at: Mapped[datetime]
     seen_at: Mapped[datetime]
-    passed_rung_at: Mapped[datetime | None]
+    passed_wakeup_at: Mapped[datetime | None]
 
 
 class TaskAudit(Base):

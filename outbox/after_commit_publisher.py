@@ -167,8 +167,8 @@ class Submitter:
             failpoint("submitter.after_publish")
             flush = Flush(connection, self.settings, self.worker_id)
             outcomes = list(zip(events, results, strict=True))
-            is_ring = self._destinations[name].is_ring
-            flush.settle(outcomes, seconds=time.monotonic() - started_at, quietly=is_ring)
+            is_wakeup = self._destinations[name].is_wakeup
+            flush.settle(outcomes, seconds=time.monotonic() - started_at, quietly=is_wakeup)
 
     def _results(self, name: str, events: Sequence[ClaimedEvent]) -> Sequence[Result] | None:
         """None: the relay's business, which buries unknown destinations, looks for duplicates, and has time."""

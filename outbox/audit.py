@@ -1,6 +1,6 @@
 """What became of each attempt, by the seed's codes: counted always, written to `outbox_audit` where it tells something.
 
-A success of a ring is counted and not written: the event itself says SENT, and the task's history says the rest.
+A success of a wake-up is counted and not written: the event itself says SENT, and the task's history says the rest.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 import metrics
+from models.sql import sql
 
 
 class FlushCode(StrEnum):
@@ -29,20 +30,20 @@ class FlushCode(StrEnum):
 
 QUERY_CANCELED: Final = "57014"
 
-AUDIT: Final = text("""
-    INSERT INTO outbox_audit (outbox_id, code, worker_id, detail)
+AUDIT: Final = sql("""
+    INSERT INTO ledger.outbox_audit (outbox_id, code, worker_id, detail)
     SELECT id, :code, :worker_id, detail
     FROM unnest(CAST(:ids AS bigint[]), CAST(:details AS text[])) AS given(id, detail)
 """)
 
 # What a refused holder finds: the row as somebody else left it, or nothing.
-AUDIT_CONFLICTS: Final = text("""
-    INSERT INTO outbox_audit (outbox_id, code, worker_id, detail)
+AUDIT_CONFLICTS: Final = sql("""
+    INSERT INTO ledger.outbox_audit (outbox_id, code, worker_id, detail)
     SELECT given.id, :code, :worker_id,
            CASE WHEN e.id IS NULL THEN 'the event is gone'
                 ELSE format('%s: now %s, held by %s until %s', CAST(:during AS text), e.status,
                             coalesce(e.locked_by, 'nobody'), coalesce(e.lease_until::text, '-')) END
-    FROM unnest(CAST(:ids AS bigint[])) AS given(id) LEFT JOIN outbox_event e USING (id)
+    FROM unnest(CAST(:ids AS bigint[])) AS given(id) LEFT JOIN ledger.outbox_event e USING (id)
 """)
 
 

@@ -12,24 +12,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from models.sql import sql
 from models.status import EventStatus
 from outbox.lease_statements import WAITING
 
 CEILING: Final = 100_000
 
-_UNORDERED: Final = """SELECT greatest(created_at, next_retry_at) AS since FROM outbox_event
+_UNORDERED: Final = """SELECT greatest(created_at, next_retry_at) AS since FROM ledger.outbox_event
             WHERE destination = every.destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL"""
-_ORDERED: Final = """SELECT greatest(created_at, next_retry_at) AS since FROM outbox_event
+_ORDERED: Final = """SELECT greatest(created_at, next_retry_at) AS since FROM ledger.outbox_event
             WHERE destination = every.destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NOT NULL
               AND status <> 'SENT'"""
 _DUE_AT: Final = "coalesce(next_retry_at, '-infinity')"
 _NOW: Final = "(SELECT at FROM clock)"
 
 # backlog: due and unsent; scheduled: unsent, and its time has not come (P17).
-BACKLOG: Final = text(f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {WAITING}
+BACKLOG: Final = sql(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {WAITING}
     SELECT every.destination, due.count + due_in_order.count, later.count + later_in_order.count,
            {_NOW} - least(due.oldest, due_in_order.oldest)
     FROM every CROSS JOIN LATERAL (
@@ -44,15 +45,15 @@ BACKLOG: Final = text(f"""
     ORDER BY 1
 """)
 
-DEAD: Final = text("""
-    SELECT destination, count(*) FROM (SELECT destination FROM outbox_event WHERE status = 'DEAD' LIMIT :ceiling) AS d
+DEAD: Final = sql("""
+    SELECT destination, count(*) FROM (SELECT destination FROM ledger.outbox_event WHERE status = 'DEAD' LIMIT :ceiling) AS d
     GROUP BY destination
 """)
 
-EVENTS: Final = text("""
+EVENTS: Final = sql("""
     SELECT id, destination, status, attempt_count, created_at, next_retry_at, sent_at, ordering_key, locked_by,
            external_id, last_error
-    FROM outbox_event
+    FROM ledger.outbox_event
     WHERE status = ANY(CAST(:statuses AS text[]))
       AND (CAST(:destination AS text) IS NULL OR destination = :destination)
       AND (CAST(:before AS bigint) IS NULL OR id < :before)

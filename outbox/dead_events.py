@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
+
+from models.sql import sql
 
 BATCH: Final = 500
 REQUEUED: Final = "outbox_requeued"
@@ -34,30 +36,30 @@ _COUNT: Final = """
     SELECT destination, left(split_part(coalesce(last_error, ''), chr(10), 1), 120) AS error, count(*)
     FROM {} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
 """
-COUNT: Final = text(_COUNT.format(f"outbox_event WHERE {_CHOSEN}"))
-COUNT_FIRST: Final = text(
-    _COUNT.format(f"(SELECT * FROM outbox_event WHERE {_CHOSEN} ORDER BY id LIMIT :limit) AS first")
+COUNT: Final = sql(_COUNT.format(f"outbox_event WHERE {_CHOSEN}"))
+COUNT_FIRST: Final = sql(
+    _COUNT.format(f"(SELECT * FROM ledger.outbox_event WHERE {_CHOSEN} ORDER BY id LIMIT :limit) AS first")
 )
 
 _NEXT: Final = f"""
     WITH dead AS MATERIALIZED (
-        SELECT id, attempt_count, last_error FROM outbox_event WHERE {_CHOSEN} AND id > :above
+        SELECT id, attempt_count, last_error FROM ledger.outbox_event WHERE {_CHOSEN} AND id > :above
         ORDER BY id LIMIT :batch FOR UPDATE SKIP LOCKED)"""
 _AUDIT: Final = """
     audits AS (
-        INSERT INTO outbox_audit (outbox_id, code, worker_id, detail)
+        INSERT INTO ledger.outbox_audit (outbox_id, code, worker_id, detail)
         SELECT id, :code, :actor, concat_ws('; ', CAST(:reason AS text),
                format('after %s attempts: %s', attempt_count, coalesce(last_error, 'no error')))
         FROM dead)"""
 
 # requeue: DEAD → NEW, due at once, attempts start again.
-REQUEUE: Final = text(f"""{_NEXT}, {_AUDIT}
-    UPDATE outbox_event e SET status = 'NEW', attempt_count = 0, next_retry_at = NULL
+REQUEUE: Final = sql(f"""{_NEXT}, {_AUDIT}
+    UPDATE ledger.outbox_event e SET status = 'NEW', attempt_count = 0, next_retry_at = NULL
     FROM dead WHERE e.id = dead.id RETURNING e.id
 """)
 # discard: DEAD → gone.
-DISCARD: Final = text(f"""{_NEXT}, {_AUDIT}
-    DELETE FROM outbox_event e USING dead WHERE e.id = dead.id RETURNING e.id
+DISCARD: Final = sql(f"""{_NEXT}, {_AUDIT}
+    DELETE FROM ledger.outbox_event e USING dead WHERE e.id = dead.id RETURNING e.id
 """)
 
 

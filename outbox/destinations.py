@@ -1,6 +1,6 @@
 """Destinations by name: `celery:QUEUE` is a queue of our broker; all others are named in OUTBOX_DESTINATIONS.
 
-With INGEST_QUEUE=kafka rings go to KAFKA_TOPIC instead, and dead letters stay where they were. An event keeps the name,
+With INGEST_QUEUE=kafka wake-ups go to KAFKA_TOPIC instead, and dead letters stay where they were. An event keeps the name,
 so that to switch is to restart.
 
 An event names a destination and never an address, so that a row cannot point the relay at an arbitrary host.
@@ -39,23 +39,23 @@ class Destination:
 
     publisher: Publisher
     dedup: bool = False  # look for an earlier event with the same payload first (P21)
-    is_ring: bool = False  # a hint: never DEAD because nobody answered (P19)
+    is_wakeup: bool = False  # a hint: never DEAD because nobody answered (P19)
 
 
-def is_ring(name: str) -> bool:
+def is_wakeup(name: str) -> bool:
     """Its events are hints for a queue of our own broker."""
     return name.startswith(CELERY)
 
 
 def open_destination(name: str, settings: Settings) -> Destination:
-    if is_ring(name):
+    if is_wakeup(name):
         queue = name.removeprefix(CELERY)
         declares = queue == settings.ingest_dlq_queue
         if settings.ingest_queue == "kafka" and not declares:
-            return Destination(_kafka_rings(queue, settings), is_ring=True)
+            return Destination(_kafka_wakeups(queue, settings), is_wakeup=True)
         from outbox.publishers.celery import CeleryPublisher  # noqa: PLC0415 - each kind is loaded when it is needed
 
-        return Destination(CeleryPublisher(queue, settings.broker_url, declares=declares), is_ring=True)
+        return Destination(CeleryPublisher(queue, settings.broker_url, declares=declares), is_wakeup=True)
     url, options = _address(name, settings)
     dedup = options.pop("dedup", "") == "1"
     try:
@@ -91,10 +91,10 @@ def _address(name: str, settings: Settings) -> tuple[SplitResult, dict[str, str]
     return url, dict(parse_qsl(url.query, keep_blank_values=True))
 
 
-def _kafka_rings(queue: str, settings: Settings) -> Publisher:
-    from outbox.publishers.kafka_wakeups import KafkaRings  # noqa: PLC0415
+def _kafka_wakeups(queue: str, settings: Settings) -> Publisher:
+    from outbox.publishers.kafka_wakeups import KafkaWakeups  # noqa: PLC0415
 
-    return KafkaRings.of(queue, settings)
+    return KafkaWakeups.of(queue, settings)
 
 
 def _redis_stream(url: SplitResult, options: dict[str, str]) -> Publisher:

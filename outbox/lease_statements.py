@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import TextClause
+
+from models.sql import sql
 
 # A row that the caller still holds. With a token the token decides; without one, the name and a live lease.
 _HELD: Final = """
@@ -24,13 +26,13 @@ def _held_update(changes: str, *, columns: str = "", types: str = "") -> TextCla
     """
     names = ", ".join(["id", *filter(None, [columns])])
     arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _pairs(columns, types))
-    return text(f"""
-        WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    return sql(f"""
+        WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
         given AS MATERIALIZED (SELECT * FROM unnest({arrays}) AS given({names})),
         held AS MATERIALIZED (
-            SELECT e.id FROM outbox_event e WHERE e.id IN (SELECT id FROM given) AND {_HELD}
+            SELECT e.id FROM ledger.outbox_event e WHERE e.id IN (SELECT id FROM given) AND {_HELD}
             ORDER BY e.id FOR NO KEY UPDATE OF e)
-        UPDATE outbox_event e SET {changes}
+        UPDATE ledger.outbox_event e SET {changes}
         FROM held JOIN given USING (id) WHERE e.id = held.id
         RETURNING e.id
     """)
@@ -43,9 +45,9 @@ def _pairs(columns: str, types: str) -> list[tuple[str, str]]:
 
 # waiting: the destinations that have unsent events, found by hopping from one to the next in the two indexes.
 _NEXT_DESTINATION: Final = """least(
-            (SELECT min(destination) FROM outbox_event
+            (SELECT min(destination) FROM ledger.outbox_event
              WHERE status IN ('NEW', 'RETRYING') AND ordering_key IS NULL{above}),
-            (SELECT min(destination) FROM outbox_event
+            (SELECT min(destination) FROM ledger.outbox_event
              WHERE status <> 'SENT' AND ordering_key IS NOT NULL{above}))"""
 WAITING: Final = f"""
     hop (name) AS (
@@ -63,28 +65,28 @@ _UNORDERED: Final = """e.destination = waiting.destination AND e.status IN ('NEW
 
 # The three kinds of what is due, each a range of an index and, with a floor, the part of the range above it.
 _FRESH: Final = f"""
-            SELECT e.id, e.created_at AS since FROM outbox_event e
+            SELECT e.id, e.created_at AS since FROM ledger.outbox_event e
             WHERE {_UNORDERED} AND {_DUE_AT} = '-infinity' AND {_FREE}{{fresh_above}}
             ORDER BY e.id LIMIT :limit FOR NO KEY UPDATE OF e SKIP LOCKED"""
 _SCHEDULED: Final = f"""
-            SELECT e.id, e.next_retry_at AS since FROM outbox_event e
+            SELECT e.id, e.next_retry_at AS since FROM ledger.outbox_event e
             WHERE {_UNORDERED} AND {{scheduled_above}} AND {_DUE_AT} <= (SELECT at FROM clock) AND {_FREE}
             ORDER BY {_DUE_AT}, e.id LIMIT :limit FOR NO KEY UPDATE OF e SKIP LOCKED"""
 # A key waits for the first of its events that is not SENT, be it DEAD (P20). Keys, too, are found by hopping.
 _HEADS: Final = f"""
             WITH RECURSIVE key (name) AS (
-                (SELECT ordering_key FROM outbox_event
+                (SELECT ordering_key FROM ledger.outbox_event
                  WHERE destination = waiting.destination AND status <> 'SENT'
                    AND ordering_key IS NOT NULL{{heads_above}}
                  ORDER BY ordering_key LIMIT 1)
                 UNION ALL
-                SELECT (SELECT ordering_key FROM outbox_event
+                SELECT (SELECT ordering_key FROM ledger.outbox_event
                         WHERE destination = waiting.destination AND status <> 'SENT' AND ordering_key > key.name
                         ORDER BY ordering_key LIMIT 1)
                 FROM key WHERE key.name IS NOT NULL)
             SELECT head.* FROM key CROSS JOIN LATERAL (
-                SELECT e.id, coalesce(e.next_retry_at, e.created_at) AS since FROM outbox_event e
-                WHERE e.id = (SELECT id FROM outbox_event
+                SELECT e.id, coalesce(e.next_retry_at, e.created_at) AS since FROM ledger.outbox_event e
+                WHERE e.id = (SELECT id FROM ledger.outbox_event
                               WHERE destination = waiting.destination AND status <> 'SENT' AND ordering_key = key.name
                               ORDER BY id LIMIT 1)
                   AND e.status IN ('NEW', 'RETRYING') AND {_DUE_AT} <= (SELECT at FROM clock) AND {_FREE}
@@ -94,7 +96,7 @@ _HEADS: Final = f"""
 # claim: NEW|RETRYING, due and without a live lease → leased; what waits longest first, skipping what others lock.
 # Each destination is a range of the index: one that is left out costs nothing, however many events wait for it.
 _CLAIM: Final = f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     {{every}},
     waiting AS (SELECT * FROM every WHERE destination <> ALL(CAST(:without AS text[]))),
     fresh AS MATERIALIZED (SELECT first.* FROM waiting CROSS JOIN LATERAL ({_FRESH}) AS first),
@@ -103,17 +105,17 @@ _CLAIM: Final = f"""
     due AS MATERIALIZED (
         SELECT id FROM (TABLE fresh UNION ALL TABLE scheduled UNION ALL TABLE heads) AS free
         ORDER BY since, id LIMIT :limit)
-    UPDATE outbox_event e
+    UPDATE ledger.outbox_event e
     SET locked_by = :worker_id, locked_at = clock.at, lease_token = :lease_token,
         lease_until = clock.at + make_interval(secs => :lease_seconds)
     FROM due, clock WHERE e.id = due.id
     RETURNING e.id, e.destination, e.payload, e.payload_sha, e.headers, e.attempt_count, e.lease_token,
               greatest(e.created_at, e.next_retry_at) AS waiting_since, e.next_retry_at, e.dedup_key, e.ordering_key
 """
-CLAIM_ANY: Final = text(
+CLAIM_ANY: Final = sql(
     _CLAIM.format(every=WAITING, fresh_above="", scheduled_above=f"{_DUE_AT} > '-infinity'", heads_above="")
 )
-CLAIM_GIVEN: Final = text(
+CLAIM_GIVEN: Final = sql(
     _CLAIM.format(
         every=_GIVEN,
         fresh_above=" AND e.id > :fresh_id",
@@ -151,27 +153,27 @@ RENEW: Final = _held_update(
 RELEASE: Final = _held_update(_RELEASED)
 
 # dedup: the newest SENT event per destination and dedup key, which is the payload's hash where none was given.
-DEDUP: Final = text("""
+DEDUP: Final = sql("""
     SELECT given.destination, given.key, sent.id, sent.external_id, sent.sent_at
     FROM unnest(CAST(:destinations AS text[]), CAST(:keys AS text[])) AS given(destination, key)
     CROSS JOIN LATERAL (
-        SELECT e.id, e.external_id, e.sent_at FROM outbox_event e
+        SELECT e.id, e.external_id, e.sent_at FROM ledger.outbox_event e
         WHERE e.destination = given.destination AND coalesce(e.dedup_key, e.payload_sha) = given.key
           AND e.status = 'SENT'
         ORDER BY e.sent_at DESC, e.id DESC LIMIT 1) AS sent
 """)
 
 # The destinations that have unsent events.
-DESTINATIONS: Final = text(f"WITH RECURSIVE {WAITING} SELECT destination FROM every")
+DESTINATIONS: Final = sql(f"WITH RECURSIVE {WAITING} SELECT destination FROM every")
 
 # hasten: RETRYING because nobody answered → due at once.
-HASTEN: Final = text("""
+HASTEN: Final = sql("""
     WITH held_back AS MATERIALIZED (
-        SELECT e.id FROM outbox_event e
+        SELECT e.id FROM ledger.outbox_event e
         WHERE e.destination = :destination AND e.status = 'RETRYING' AND e.lease_token IS NULL
-          AND e.last_error LIKE :prefix AND e.next_retry_at > (SELECT ledger_now())
+          AND e.last_error LIKE :prefix AND e.next_retry_at > (SELECT ledger.ledger_now())
         ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED)
-    UPDATE outbox_event e SET next_retry_at = (SELECT ledger_now()) FROM held_back WHERE e.id = held_back.id
+    UPDATE ledger.outbox_event e SET next_retry_at = (SELECT ledger.ledger_now()) FROM held_back WHERE e.id = held_back.id
 """)
 
-NOW: Final = text("SELECT ledger_now()")
+NOW: Final = sql("SELECT ledger.ledger_now()")

@@ -13,20 +13,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import text
-
+from models.sql import sql
 from outbox import after_commit
 from outbox.after_commit_publisher import submitter
 from outbox.canonical import canonical_json, payload_sha
-from outbox.destinations import is_ring
+from outbox.destinations import is_wakeup
 from outbox.lease import ClaimedEvent, Db, connection_of
 
 CHUNK: Final = 1000
 
 # born: → NEW, leased to the submitter where a token is given; created now, by the ledger's clock.
-BORN: Final = text("""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at)
-    INSERT INTO outbox_event (destination, payload, payload_sha, dedup_key, headers, ordering_key, next_retry_at,
+BORN: Final = sql("""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
+    INSERT INTO ledger.outbox_event (destination, payload, payload_sha, dedup_key, headers, ordering_key, next_retry_at,
                               created_at, locked_by, locked_at, lease_token, lease_until)
     SELECT destination, CAST(payload AS jsonb), payload_sha, dedup_key, CAST(headers AS jsonb), ordering_key, due_at,
            clock.at,
@@ -44,7 +43,7 @@ BORN: Final = text("""
 
 # in_turn: the locks that the table's trigger takes for ordered keys (P20), all of them before the first row and in one
 # order, so that two bulk adds with the same keys never wait for each other.
-IN_TURN: Final = text("""
+IN_TURN: Final = sql("""
     SELECT pg_advisory_xact_lock(key) FROM (
         SELECT DISTINCT hashtextextended(destination || chr(31) || ordering_key, 0) AS key
         FROM unnest(CAST(:destination AS text[]), CAST(:ordering_key AS text[])) AS given(destination, ordering_key)
@@ -98,7 +97,7 @@ def _add_chunk(db: Db, chunk: Sequence[Written]) -> list[int]:
     values = {
         "destination": [event.destination for event, _, _ in chunk],
         "payload": [payload for _, payload, _ in chunk],
-        "payload_sha": [None if is_ring(event.destination) else payload_sha(payload) for event, payload, _ in chunk],
+        "payload_sha": [None if is_wakeup(event.destination) else payload_sha(payload) for event, payload, _ in chunk],
         "dedup_key": [event.dedup_key for event, _, _ in chunk],
         "headers": [headers for _, _, headers in chunk],
         "ordering_key": [event.ordering_key for event, _, _ in chunk],

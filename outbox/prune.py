@@ -10,25 +10,27 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
+
+from models.sql import sql
 
 BATCH: Final = 1000
 
 # prune: SENT longer ago than the retention → gone, the oldest first, skipping what others are locking.
-PRUNE: Final = text("""
+PRUNE: Final = sql("""
     WITH old AS MATERIALIZED (
-        SELECT id FROM outbox_event
-        WHERE status = 'SENT' AND sent_at < (SELECT ledger_now()) - make_interval(hours => :hours)
+        SELECT id FROM ledger.outbox_event
+        WHERE status = 'SENT' AND sent_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours)
         ORDER BY sent_at LIMIT :batch FOR UPDATE SKIP LOCKED),
-    gone AS (DELETE FROM outbox_event e USING old WHERE e.id = old.id RETURNING e.id),
-    audits AS (DELETE FROM outbox_audit a USING gone WHERE a.outbox_id = gone.id)
+    gone AS (DELETE FROM ledger.outbox_event e USING old WHERE e.id = old.id RETURNING e.id),
+    audits AS (DELETE FROM ledger.outbox_audit a USING gone WHERE a.outbox_id = gone.id)
     SELECT count(*) FROM gone
 """)
 
 # Errors of the whole relay belong to no event: they go by their own age.
-PRUNE_AUDITS: Final = text("""
-    DELETE FROM outbox_audit
-    WHERE outbox_id IS NULL AND created_at < (SELECT ledger_now()) - make_interval(hours => :hours)
+PRUNE_AUDITS: Final = sql("""
+    DELETE FROM ledger.outbox_audit
+    WHERE outbox_id IS NULL AND created_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours)
 """)
 
 

@@ -160,20 +160,20 @@ class Relay:
             flush.hasten(name)
         fresh_ids = {event.id for event in flush.renew(fresh, claimed_at)}
         kept = [(event, result) for event, result in zip(fresh, results, strict=True) if event.id in fresh_ids]
-        settled = flush.settle(kept, seconds=time.monotonic() - started_at, quietly=destination.is_ring)
+        settled = flush.settle(kept, seconds=time.monotonic() - started_at, quietly=destination.is_wakeup)
         return Ticked(*settled)
 
     def _nobody_answered(
         self, name: str, destination: Destination, events: Sequence[ClaimedEvent], flush: Flush, error: DestinationDown
     ) -> Ticked:
-        """Only the probe is charged; the others are given back as they were. A ring never dies of it."""
+        """Only the probe is charged; the others are given back as they were. A wake-up never dies of it."""
         wait = self.circuits.failed(name)
         logger.warning("%s does not answer, the next try is in %.0f s: %s", name, wait, error.message)
         probe, *others = events
         release_lease_many(
             flush.connection, [event.id for event in others], self.worker_id, lease_token=probe.lease_token
         )
-        return Ticked(*flush.charge_probe(probe, error.message, may_die=not destination.is_ring))
+        return Ticked(*flush.charge_probe(probe, error.message, may_die=not destination.is_wakeup))
 
     def _destination(self, name: str) -> Destination:
         if name not in self._destinations:

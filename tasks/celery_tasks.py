@@ -12,7 +12,7 @@ from tasks.execution.deliver import ingest as run_ingest
 
 @app.task(name="tasks.ingest")
 def ingest(ids: list[str]) -> None:
-    """Run the tasks that a ring names."""
+    """Run the tasks that a wake-up names."""
     run_ingest(engine(), ids)
 
 
@@ -35,7 +35,7 @@ def relay() -> None:
 
 @app.task(name="tasks.reclaim")
 def reclaim() -> None:
-    """Take over what was lost with its worker, and ring again for what was lost on the way."""
+    """Take over what was lost with its worker, and wake-up again for what was lost on the way."""
     ticks.run("reclaim")
 
 

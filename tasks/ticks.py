@@ -56,18 +56,18 @@ def _reclaim() -> dict[str, Any]:
         if current.ingest_reclaim_enabled:
             reclaimed = take_over(engine(), current)
             found |= {"leases": reclaimed.leases, "charged": reclaimed.charged, "isolated": reclaimed.isolated}
-    finally:  # what is wrong with a lease says nothing about rings
-        found["rungAgain"] = _ring_again(current)
+    finally:  # what is wrong with a lease says nothing about wake-ups
+        found["wokenAgain"] = _wake_again(current)
     return found
 
 
-def _ring_again(current: settings.Settings) -> int:
+def _wake_again(current: settings.Settings) -> int:
     lost: lost_wakeups.Lost | None = None
     if current.ingest_queue == "kafka":
         from tasks.kafka import lag  # noqa: PLC0415 - loads Kafka's client
 
         lost = lag.lost
-    return lost_wakeups.ring_again(engine(), current, depths=broker.depths, lost=lost)
+    return lost_wakeups.wake_again(engine(), current, depths=broker.depths, lost=lost)
 
 
 def _prune() -> dict[str, int]:

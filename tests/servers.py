@@ -19,6 +19,7 @@ from embedded.home import Home
 from embedded.part import Running
 from models.engine import make_engine
 from models.schema import migrate
+from models.sql import sql
 from models.tables import Base
 
 DEADLOCK = "40P01"
@@ -90,6 +91,8 @@ class Cluster:
         """The name of a database at head, made once."""
         name = "migrated"
         self.server.create_database(name)
+        with self.admin.connect() as connection:  # so that every statement of ours proves that it names its schema
+            connection.execute(text(f"ALTER DATABASE {name} SET search_path = ''"))
         engine = make_engine(self.url(name))
         migrate(engine)
         engine.dispose()
@@ -131,12 +134,12 @@ END_LEFT_TRANSACTIONS = text("""
 
 
 # TRUNCATE makes new files for a table and each of its indexes: only where there is something to be thrown away.
-FILLED = text(
+FILLED = sql(
     " UNION ALL ".join(f"(SELECT '{name}' WHERE EXISTS (SELECT FROM {name}))" for name in Base.metadata.tables)
 )
 RESTART = text("""
     SELECT setval(CAST(format('%I.%I', schemaname, sequencename) AS regclass), 1, false) FROM pg_sequences
-    WHERE schemaname = 'public' AND last_value IS NOT NULL
+    WHERE schemaname = 'celeriac' AND last_value IS NOT NULL
 """)
 
 

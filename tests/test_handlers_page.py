@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from sqlalchemy import text
 
 from models.engine import engine
+from models.sql import sql
 from settings import ROOT
 from tests.servers import ServersOfTests
 from tests.tasks.work import rows
@@ -46,7 +46,7 @@ def push(order, key):
 # What the page says in words, for every handler on it.
 SAID: Final = """
 import pytest
-from sqlalchemy import text
+
 
 from tasks.registry import handlers
 from tasks.testing import run
@@ -59,7 +59,7 @@ def test_no_handler_of_the_page_is_forgotten():
 
 @pytest.mark.parametrize(("total", "status"), [(1, "SUCCEEDED"), (0, "DISCARDED"), (-1, "RETRYING")])
 def test_outcomes(db, total, status):
-    db.execute(text("INSERT INTO invoice VALUES (1, :total)"), {"total": total})
+    db.execute(sql("INSERT INTO public.invoice VALUES (1, :total)"), {"total": total})
     ran = run("invoice.remind", {"number": 1}, db)
     assert (ran.status, ran.attempt_count) == (status, 0)
 
@@ -81,11 +81,11 @@ def test_a_real_worker(stack):
         session.commit()
     move(5, by=1)
     with stack.engine.connect() as connection:
-        statement = "SELECT partition_key FROM ingest_task WHERE type = 'stock.move'"
-        assert connection.execute(text(statement)).scalars().all() == ["article 5"]
+        statement = "SELECT partition_key FROM ledger.ingest_task WHERE type = 'stock.move'"
+        assert connection.execute(sql(statement)).scalars().all() == ["article 5"]
     with stack.worker(), stack.engine.connect() as connection:
         deadline = time.monotonic() + 20
-        while connection.execute(text("SELECT count(*) FROM invoice")).scalar() < 3:
+        while connection.execute(sql("SELECT count(*) FROM public.invoice")).scalar() < 3:
             assert time.monotonic() < deadline
             connection.rollback()
             time.sleep(0.05)
@@ -140,7 +140,7 @@ def test_its_commands_and_its_sql_submit_what_they_say(
     with engine().begin() as connection:
         for language, block in BLOCKS:
             if language == "sql":
-                connection.execute(text(block.replace(":", r"\:")))
+                connection.execute(sql(block.replace(":", r"\:")))
     assert rows("type, payload->>'number', idempotency_key") == [
         ("invoice.import", "17", "invoice 17"),
         ("invoice.bulk", "19", None),

@@ -1,6 +1,6 @@
 """Celeriac: a real worker on the queue `ingest`, submits in their own transactions, every guarantee on.
 
-No relay and no beat runs while the clock does: rings are born leased and published by whoever submits. A ring that its
+No relay and no beat runs while the clock does: wake-ups are born leased and published by whoever submits. A wake-up that its
 submitter left behind (its lease was half gone) is published by one relay before the workers start.
 """
 
@@ -10,18 +10,17 @@ import threading
 import time
 from typing import Final
 
-from sqlalchemy import text
-
 import settings
 from bench.peers.effect import CLIENTS, PAUSE_SECONDS, PROCESSES, begin_again, obey
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from outbox.relay import Relay
 from tasks import NewTask, submit_many
 from tasks import submit as submit_one
 
 CHUNK: Final = 1000
-UNSENT: Final = text("SELECT count(*) FROM outbox_event WHERE status <> 'SENT'")
+UNSENT: Final = sql("SELECT count(*) FROM ledger.outbox_event WHERE status <> 'SENT'")
 
 
 def gates() -> None:

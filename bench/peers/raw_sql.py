@@ -23,15 +23,15 @@ from tasks.execution.settle_statements import SUCCEED
 
 UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 would not read them as a list
 CHUNK: Final = 1000
-RING: Final = 100
+WAKEUP: Final = 100
 LEASE_SECONDS: Final = 60
 MANY_ROWS: Final = "INSERT INTO bench_sink (n, value) SELECT n, %s FROM unnest(%s) AS n"
 TASKS: Final = """
-    INSERT INTO ingest_task (id, type, payload, context, queue, priority, max_attempts, rung_at, created_at, updated_at)
+    INSERT INTO ingest_task (id, type, payload, context, queue, priority, max_attempts, last_wakeup_at, created_at, updated_at)
     VALUES %s
 """
 TRANSITIONS: Final = "INSERT INTO ingest_task_transition (task_id, to_status, actor, created_at) VALUES %s"
-RINGS: Final = """
+WAKEUPS: Final = """
     INSERT INTO outbox_event (destination, payload, headers, created_at, locked_by, locked_at, lease_token, lease_until)
     VALUES %s
 """
@@ -41,9 +41,9 @@ def work(width: int, place: int) -> None:
     register_type(UUIDS)
     register_default_jsonb(globally=True, loads=read_json)  # as we do
     with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
-        for statement in (CLAIM, SUCCEED):
-            cursor.execute(statement.preparing(statement.name))
-        claim, succeed = CLAIM.executing(CLAIM.name), SUCCEED.executing(SUCCEED.name)
+        for name, statement in (("claim", CLAIM), ("succeed", SUCCEED)):
+            cursor.execute(statement.preparing(name))
+        claim, succeed = CLAIM.executing("claim"), SUCCEED.executing("succeed")
         cursor.execute("SELECT id FROM ingest_task ORDER BY created_at, id")
         ids = [str(id_) for (id_,) in cursor.fetchall()]
         connection.commit()
@@ -86,8 +86,8 @@ def insert(count: int) -> dict[str, float]:
         cursor.execute("SELECT 1")
         connection.commit()
         began_at = time.monotonic()
-        for tasks, transitions, rings in chunks:
-            for statement, rows in ((TASKS, tasks), (TRANSITIONS, transitions), (RINGS, rings)):
+        for tasks, transitions, wakeups in chunks:
+            for statement, rows in ((TASKS, tasks), (TRANSITIONS, transitions), (WAKEUPS, wakeups)):
                 execute_values(cursor, statement, rows, page_size=CHUNK)
             connection.commit()
         return {"seconds": time.monotonic() - began_at}
@@ -102,17 +102,17 @@ def _chunks(count: int) -> Iterator[tuple[list[Any], list[Any], list[Any]]]:
             (id_, "bench.task", f'{{"n":{first + place}}}', "{}", "ingest", 5, 10, at, at, at)
             for place, id_ in enumerate(ids)
         ]
-        yield tasks, [(id_, "QUEUED", "raw", at) for id_ in ids], [_ring(each, at, token) for each in _rings(ids)]
+        yield tasks, [(id_, "QUEUED", "raw", at) for id_ in ids], [_wakeup(each, at, token) for each in _wakeups(ids)]
 
 
-def _rings(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), RING):
-        yield ids[start : start + RING]
+def _wakeups(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), WAKEUP):
+        yield ids[start : start + WAKEUP]
 
 
-def _ring(ids: Sequence[str], at: str, token: str) -> tuple[str, ...]:
+def _wakeup(ids: Sequence[str], at: str, token: str) -> tuple[str, ...]:
     listed = ", ".join(f'"{id_}"' for id_ in ids)
-    payload = f'{{"type": "bench.task", "ids": [{listed}], "batch": {RING}}}'
+    payload = f'{{"type": "bench.task", "ids": [{listed}], "batch": {WAKEUP}}}'
     return ("celery:ingest", payload, '{"priority": 5}', at, "raw", at, token, at)
 
 

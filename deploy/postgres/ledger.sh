@@ -7,4 +7,5 @@ psql --no-psqlrc --quiet --set ON_ERROR_STOP=1 --username postgres --dbname post
 \getenv password DATABASE_PASSWORD
 CREATE ROLE celeriac LOGIN PASSWORD :'password';
 CREATE DATABASE celeriac OWNER celeriac;
+ALTER DATABASE celeriac SET search_path = public, celeriac;
 SQL

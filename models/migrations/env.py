@@ -8,6 +8,10 @@ from sqlalchemy import Connection
 from models.tables import Base
 
 connection: Connection = context.config.attributes["connection"]
-context.configure(connection=connection, target_metadata=Base.metadata)
+context.configure(
+    connection=connection,
+    target_metadata=Base.metadata,
+    version_table_schema=context.config.attributes["schema"],
+)
 with context.begin_transaction():
     context.run_migrations()

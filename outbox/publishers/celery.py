@@ -1,6 +1,6 @@
-"""Messages to our own broker: rings, which name tasks, and dead letters. They carry ids and nothing else (P4).
+"""Messages to our own broker: wake-ups, which name tasks, and dead letters. They carry ids and nothing else (P4).
 
-A ring's payload is {"type": …, "ids": […], "batch": n}, its header "priority" 0–9. Rings of one type and priority that
+A wake-up's payload is {"type": …, "ids": […], "batch": n}, its header "priority" 0–9. Wake-ups of one type and priority that
 are published together become one message of at most `batch` ids: bursts of single tasks are batches by themselves (P7).
 
 A dead letter's payload is {"dead": id, "errorCode": …}. Its queue is declared here and nowhere else: a worker that is
@@ -72,18 +72,20 @@ class CeleryPublisher:
         if self.queue not in self.app.amqp.queues:
             return [Refused(f"There is no queue {self.queue!r}; celeryconfig.py declares the queues.")] * len(events)
         results: list[Result] = [Refused(_WRONG)] * len(events)
-        rings = list(messages(events))
-        for ring in rings:
-            ring.tell(results, NotTried())
+        wakeups = list(messages(events))
+        for wakeup in wakeups:
+            wakeup.tell(results, NotTried())
         try:
             self._connect()
-            is_refused = self._send_all(rings, results)
+            is_refused = self._send_all(wakeups, results)
         except (*self.lost_errors, *self.refusal_errors) as error:
             self._drop()
             raise DestinationDown(f"The broker takes no messages: {error.__cause__ or error}") from None
         if is_refused:
             self._drop()  # py-amqp would take the confirm of the refused message for that of the next
-        letters = [ring for ring in rings if ring.task == DEAD_LETTER and isinstance(results[ring.places[0]], Sent)]
+        letters = [
+            wakeup for wakeup in wakeups if wakeup.task == DEAD_LETTER and isinstance(results[wakeup.places[0]], Sent)
+        ]
         metrics.INGEST_TASK_DLQ_TOTAL.inc(len(letters))
         return results
 
@@ -114,27 +116,27 @@ class CeleryPublisher:
                 self._drop()
         self.connection.ensure_connection(max_retries=0)
 
-    def _send_all(self, rings: Sequence[Message], results: list[Result]) -> bool:
+    def _send_all(self, wakeups: Sequence[Message], results: list[Result]) -> bool:
         """True if one was refused: the rest is not tried then. Redis gets all at the end, RabbitMQ one by one."""
         deadline = time.monotonic() + LIMIT_SECONDS
         producer: Any = Producer(self.connection)  # batch() and its error are too new for the types
         with producer.batch():
-            for ring in rings:
+            for wakeup in wakeups:
                 if time.monotonic() > deadline:
                     break
-                result = self._send(producer, ring)
-                ring.tell(results, result)
+                result = self._send(producer, wakeup)
+                wakeup.tell(results, result)
                 if isinstance(result, Failed):
                     return True
         return False
 
-    def _send(self, producer: Producer, ring: Message) -> Result:
-        priority = 9 - ring.priority if self.is_redis else ring.priority  # in Redis 0 is the most urgent
+    def _send(self, producer: Producer, wakeup: Message) -> Result:
+        priority = 9 - wakeup.priority if self.is_redis else wakeup.priority  # in Redis 0 is the most urgent
         try:
             self.app.send_task(
-                ring.task,
-                args=ring.args,
-                argsrepr=f"({len(ring.places)})",  # cheaper than to write all ids once more
+                wakeup.task,
+                args=wakeup.args,
+                argsrepr=f"({len(wakeup.places)})",  # cheaper than to write all ids once more
                 queue=self.queue,
                 priority=priority,
                 producer=producer,
@@ -157,22 +159,22 @@ class CeleryPublisher:
             self.connection.collect()
 
 
-_WRONG: Final = 'A ring is {"type": text, "ids": [text, …]}, a dead letter {"dead": text}; this event is neither.'
+_WRONG: Final = 'A wake-up is {"type": text, "ids": [text, …]}, a dead letter {"dead": text}; this event is neither.'
 
 
 def messages(events: Sequence[ClaimedEvent]) -> Iterator[Message]:
-    """Rings of one type and priority together, in messages of at most `batch` ids. What is no ring is left out."""
+    """Wake-ups of one type and priority together, in messages of at most `batch` ids. What is no wake-up is left out."""
     groups: dict[tuple[str, int, int], list[tuple[int, list[str]]]] = {}
     for place, event in enumerate(events):
         if isinstance(event.payload, dict) and isinstance(event.payload.get("dead"), str):
             yield Message(DEAD_LETTER, [event.payload["dead"], event.payload.get("errorCode")], 0, [place])
-        elif ring := _ring(event):
-            kind, ids = ring
+        elif wakeup := _wakeup(event):
+            kind, ids = wakeup
             groups.setdefault(kind, []).append((place, ids))
-    for (_type, priority, batch), rings in groups.items():
+    for (_type, priority, batch), wakeups in groups.items():
         together: list[str] = []
         places: list[int] = []
-        for place, ids in rings:
+        for place, ids in wakeups:
             if together and len(together) + len(ids) > batch:
                 yield Message(INGEST, [together], priority, places)
                 together, places = [], []
@@ -181,7 +183,7 @@ def messages(events: Sequence[ClaimedEvent]) -> Iterator[Message]:
         yield Message(INGEST, [together], priority, places)
 
 
-def _ring(event: ClaimedEvent) -> tuple[tuple[str, int, int], list[str]] | None:
+def _wakeup(event: ClaimedEvent) -> tuple[tuple[str, int, int], list[str]] | None:
     match event.payload:
         case {"type": str(kind), "ids": [_, *_] as ids} if all(isinstance(one, str) for one in ids):
             priority = _within(event.headers.get("priority"), DEFAULT_PRIORITY, 0, 9)

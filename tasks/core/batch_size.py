@@ -2,7 +2,7 @@
 
 A batch shares one commit, which pays as long as its tasks take milliseconds. A hundred slow ones would wait for each
 other in one worker while the next one is idle, and nobody would see the first effect before the last. So a batch is
-what takes about half a second, at most what its handler says; what a message names beyond that is rung anew, for
+what takes about half a second, at most what its handler says; what a message names beyond that is woken anew, for
 whoever is free. The first task of a type in a process runs alone, and then its pace is known.
 
 A handler of many decides for itself: half as many need not take half the time.

@@ -17,8 +17,8 @@ TIME: Final = "coalesce(next_retry_at, '-infinity')"  # of any task
 
 KINDS: Final = f"""
     kind (queue, type) AS (
-        (SELECT queue, type FROM ingest_task WHERE {OPEN} ORDER BY queue, type LIMIT 1)
+        (SELECT queue, type FROM ledger.ingest_task WHERE {OPEN} ORDER BY queue, type LIMIT 1)
         UNION ALL
         SELECT next.queue, next.type FROM kind CROSS JOIN LATERAL (
-            SELECT queue, type FROM ingest_task WHERE {OPEN} AND (queue, type) > (kind.queue, kind.type)
+            SELECT queue, type FROM ledger.ingest_task WHERE {OPEN} AND (queue, type) > (kind.queue, kind.type)
             ORDER BY queue, type LIMIT 1) AS next)"""  # noqa: S608 - literals of this file

@@ -7,7 +7,7 @@ def notified(source: str, status: str) -> str:
     """The CTE `notified`, for tasks that `source` made final; it has id, type, attempt_count, error_message, notify."""
     return f"""
         notified AS (
-            INSERT INTO outbox_event (destination, payload, created_at)
+            INSERT INTO ledger.outbox_event (destination, payload, created_at)
             SELECT notify, jsonb_build_object('taskId', id, 'type', type, 'status', '{status}',
                                               'attemptCount', attempt_count, 'errorMessage', error_message), at
             FROM {source} CROSS JOIN clock WHERE notify IS NOT NULL)"""  # noqa: S608 - literals of our own

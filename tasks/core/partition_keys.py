@@ -12,9 +12,9 @@ A claim may take several consecutive tasks of a key into one batch, in their ord
 kind, not due, or isolated. They run in that order; the first that does not succeed ends the run, and what comes after
 it is given back (`tasks/execution/batch.py`).
 
-Rings. Whoever settles the last task that stood before another rings for that one. A successor whose submit commits at
-that very moment is not seen by it, and may be delivered a moment too early: a task that is next in line when its ring
-comes is therefore rung once more, a little later. Rings for tasks further behind are dropped; their turn rings again.
+Wake-ups. Whoever settles the last task that stood before another wake-ups for that one. A successor whose submit commits at
+that very moment is not seen by it, and may be delivered a moment too early: a task that is next in line when its wake-up
+comes is therefore woken once more, a little later. Wake-ups for tasks further behind are dropped; their turn wake-ups again.
 """
 
 # ruff: noqa: S608 - every piece is a literal of our own; values are parameters
@@ -28,7 +28,7 @@ from models.driver_values import array
 from tasks.core.due import OPEN
 from tasks.core.registry import Handler
 
-NEXT_SECONDS: Final = 2.0  # after which whoever is next in line is rung once more
+NEXT_SECONDS: Final = 2.0  # after which whoever is next in line is woken once more
 
 UNDONE: Final = "status NOT IN ('SUCCEEDED', 'DISCARDED')"
 # What stands in the way of others of its key: everything that is not done, but for the dead of handlers that skip them.
@@ -43,8 +43,8 @@ def skipping(handlers: Mapping[str, Handler]) -> str:
 def freed(source: str) -> str:
     """The CTE `freed`: who is first now in the keys of what `source` made final; `source` has id and partition_key.
 
-    From now on it waits for its ring and no longer for its turn, so that a lost one is noticed after a grace (P8). Who
-    is just being rung by somebody else is rung by both.
+    From now on it waits for its wake-up and no longer for its turn, so that a lost one is noticed after a grace (P8). Who
+    is just being woken by somebody else is woken by both.
     """
     return f"""
         freed AS (
@@ -52,13 +52,13 @@ def freed(source: str) -> str:
                    CASE WHEN next.next_retry_at > at THEN next.next_retry_at END AS due_at
             FROM (SELECT DISTINCT partition_key FROM {source} WHERE partition_key IS NOT NULL) AS key
             CROSS JOIN LATERAL (
-                SELECT * FROM ingest_task
+                SELECT * FROM ledger.ingest_task
                 WHERE partition_key = key.partition_key AND {STANDS} AND id <> ALL(ARRAY(SELECT id FROM {source}))
                 ORDER BY key_seq LIMIT 1) AS next CROSS JOIN clock
             WHERE next.{OPEN}),
         free_to_mark AS MATERIALIZED (
-            SELECT id FROM ingest_task WHERE id = ANY(ARRAY(SELECT id FROM freed))
+            SELECT id FROM ledger.ingest_task WHERE id = ANY(ARRAY(SELECT id FROM freed))
             ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
         marked AS (
-            UPDATE ingest_task task SET rung_at = coalesce(freed.due_at, at), updated_at = at
+            UPDATE ledger.ingest_task task SET last_wakeup_at = coalesce(freed.due_at, at), updated_at = at
             FROM freed JOIN free_to_mark USING (id) CROSS JOIN clock WHERE task.id = freed.id)"""

@@ -20,12 +20,13 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import TextClause
 from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
 from models.engine import Bind, at_once
 from models.errors import LeaseLost, Misuse, Unreachable
+from models.sql import sql
 from outbox.canonical import canonical_json
 from tasks.core.lease import Held
 
@@ -38,29 +39,29 @@ Given = ParamSpec("Given")
 # The row is locked as settling and reclaim lock it: they come before, and nothing is written, or after.
 _HELD: Final = """
     held AS MATERIALIZED (
-        SELECT id FROM ingest_task WHERE id = :id AND lease_token = :token AND status = 'RUNNING' FOR NO KEY UPDATE)"""
+        SELECT id FROM ledger.ingest_task WHERE id = :id AND lease_token = :token AND status = 'RUNNING' FOR NO KEY UPDATE)"""
 
 # keep: the first write of a step wins; whose lease is lost writes nothing.
-KEEP: Final = text(f"""
+KEEP: Final = sql(f"""
     WITH {_HELD},
     kept AS (
-        INSERT INTO task_step (task_id, name, result, created_at)
-        SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger_now()) FROM held
+        INSERT INTO ledger.task_step (task_id, name, result, created_at)
+        SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger.ledger_now()) FROM held
         ON CONFLICT (task_id, name) DO UPDATE SET name = excluded.name RETURNING task_step.result)
     SELECT result FROM kept
 """)  # noqa: S608 - a literal of this file
 # move_on: how far a loop has come.
-MOVE_ON: Final = text(f"""
+MOVE_ON: Final = sql(f"""
     WITH {_HELD},
     kept AS (
-        INSERT INTO task_step (task_id, name, result, created_at)
-        SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger_now()) FROM held
+        INSERT INTO ledger.task_step (task_id, name, result, created_at)
+        SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger.ledger_now()) FROM held
         ON CONFLICT (task_id, name) DO UPDATE SET result = excluded.result RETURNING result)
     SELECT result FROM kept
 """)  # noqa: S608 - a literal of this file
 # known: what is stored, for its holder, and one row without a name if that is nothing; no row for anybody else.
-KNOWN: Final = text("""
-    SELECT step.name, step.result FROM ingest_task task LEFT JOIN task_step step ON step.task_id = task.id
+KNOWN: Final = sql("""
+    SELECT step.name, step.result FROM ledger.ingest_task task LEFT JOIN ledger.task_step step ON step.task_id = task.id
     WHERE task.id = :id AND task.lease_token = :token AND task.status = 'RUNNING'
 """)
 

@@ -1,6 +1,6 @@
 """Who a task is (P10): with a key, an id made of type and key, the same on every lane; without one, an id of its own.
 
-The SQL function `ingest_task_id` in `models/submit_function.py` makes the same id of the same key.
+The SQL function `ingest_task_id` makes the same id of the same key.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ the old holder still wants to write is refused and audited.
                                                      └─release─► QUEUED
 
 A delivered id that is not claimed is SKIPPED (running, final, taken by somebody else at this moment, or unknown),
-NOT_DUE, or UNHANDLED (no handler here: a rolling deploy; it is rung again later and burns nothing). Own ids come first;
+NOT_DUE, or UNHANDLED (no handler here: a rolling deploy; it is woken again later and burns nothing). Own ids come first;
 what remains of the batch is filled with other due tasks of the same queue and type (P7). A claim holds one kind (P4),
 and a task that must run alone (P5) is a kind of its own: `left` are the ids for the next claim. Tasks with a partition
 key are KEYED: `tasks/execution/claim_partitioned.py` claims those whose turn it is.
@@ -29,11 +29,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from models.driver_values import array, array_of_ids
 from models.errors import Misuse
 from models.prepared import Prepared
+from models.sql import sql
 from tasks.core.batch_size import batch_to_claim
 from tasks.core.due import DUE_AT, OPEN, TIME
 from tasks.core.registry import Handler
@@ -50,8 +51,8 @@ def columns(content: str = "payload, nullif(context, '{}') AS context") -> str:
 
 _COUNT: Final = 13
 # given: what a handler may have changed in its hands.
-GIVEN: Final = text("""
-    SELECT id, payload, nullif(context, '{}') FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))
+GIVEN: Final = sql("""
+    SELECT id, payload, nullif(context, '{}') FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
 
 
@@ -61,7 +62,7 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
     `choose` makes `kind` of `own`, then `mine` (own ids of that kind, at most a batch), and locks `held`.
     """
     return Prepared(f"""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     given AS MATERIALIZED (
         SELECT id, min(place) AS place
         FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS given(id, place) GROUP BY id),
@@ -69,25 +70,25 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
         SELECT * FROM unnest(CAST(:types AS text[]), CAST(:batches AS integer[]), CAST(:relaxed AS boolean[]))
                       AS known(type, batch, relaxed)),
     own AS MATERIALIZED (
-        SELECT id, place, type, queue, priority, isolated, rung_at, {OPEN} AS open, {DUE} AS due, known.batch,
+        SELECT id, place, type, queue, priority, isolated, last_wakeup_at, {OPEN} AS open, {DUE} AS due, known.batch,
                known.relaxed, partition_key, key_seq
         FROM given LEFT JOIN LATERAL (
-            SELECT type, queue, priority, isolated, rung_at, status, next_retry_at, partition_key, key_seq
-            FROM ingest_task WHERE id = given.id OFFSET 0) AS task ON true
+            SELECT type, queue, priority, isolated, last_wakeup_at, status, next_retry_at, partition_key, key_seq
+            FROM ledger.ingest_task WHERE id = given.id OFFSET 0) AS task ON true
         LEFT JOIN known USING (type)),
     {choose},
     relaxed AS MATERIALIZED (
         SELECT set_config('synchronous_commit', 'off', true) FROM kind WHERE relaxed),
     lease AS (
-        INSERT INTO task_lease (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, rung_at)
+        INSERT INTO ledger.task_lease (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, last_wakeup_at)
         SELECT CAST(:token AS uuid), CAST(:holder AS text), clock.at + make_interval(secs => :lease_seconds),
-               array_agg(held.id), kind.type, kind.queue, kind.priority, clock.at, (SELECT max(rung_at) FROM mine)
+               array_agg(held.id), kind.type, kind.queue, kind.priority, clock.at, (SELECT max(last_wakeup_at) FROM mine)
         FROM held CROSS JOIN kind CROSS JOIN clock GROUP BY kind.type, kind.queue, kind.priority, clock.at),
     told AS (
-        INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, actor, created_at)
+        INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, actor, created_at)
         SELECT id, status, 'RUNNING', attempt_count, CAST(:holder AS text), at FROM held CROSS JOIN clock),
     run AS (
-        UPDATE ingest_task
+        UPDATE ledger.ingest_task
         SET status = 'RUNNING', lease_token = CAST(:token AS uuid), updated_at = (SELECT at FROM clock)
         WHERE id = ANY(ARRAY(SELECT id FROM held))
         RETURNING {columns()})
@@ -109,11 +110,11 @@ CLAIM: Final = claim_statement(
         FROM own WHERE open AND due AND partition_key IS NULL AND batch IS NOT NULL
         ORDER BY isolated, place LIMIT 1),
     mine AS MATERIALIZED (
-        SELECT own.id, own.rung_at FROM own JOIN kind USING (type, queue, priority, isolated)
+        SELECT own.id, own.last_wakeup_at FROM own JOIN kind USING (type, queue, priority, isolated)
         WHERE open AND due AND partition_key IS NULL ORDER BY place LIMIT (SELECT most FROM kind)),
     others AS MATERIALIZED (
         SELECT task.id FROM kind CROSS JOIN LATERAL (
-            SELECT id FROM ingest_task
+            SELECT id FROM ledger.ingest_task
             WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND NOT isolated
               AND {DUE_AT} <= (SELECT at FROM clock) AND id <> ALL(CAST(:ids AS uuid[]))
             ORDER BY {DUE_AT}, id
@@ -122,7 +123,7 @@ CLAIM: Final = claim_statement(
     held AS MATERIALIZED (
         SELECT task.* FROM (SELECT id FROM mine UNION ALL SELECT id FROM others ORDER BY id) AS wanted
         CROSS JOIN LATERAL (
-            SELECT id, status, attempt_count FROM ingest_task
+            SELECT id, status, attempt_count FROM ledger.ingest_task
             WHERE id = wanted.id AND {OPEN} AND {DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task)""",
     verdict="WHEN partition_key IS NOT NULL THEN 'KEYED'",
 )

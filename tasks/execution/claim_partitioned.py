@@ -20,7 +20,7 @@ CLAIM_KEYED: Final = claim_statement(
     f"""
     turn AS MATERIALIZED (
         SELECT own.*, (
-            SELECT status FROM ingest_task before
+            SELECT status FROM ledger.ingest_task before
             WHERE before.partition_key = own.partition_key AND before.key_seq < own.key_seq AND {STANDS}
             ORDER BY before.key_seq DESC LIMIT 1) AS before
         FROM own WHERE open AND due AND batch IS NOT NULL AND own.partition_key IS NOT NULL),
@@ -28,7 +28,7 @@ CLAIM_KEYED: Final = claim_statement(
         SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
         FROM turn WHERE before IS NULL ORDER BY isolated, place LIMIT 1),
     mine AS MATERIALIZED (
-        SELECT turn.id, turn.rung_at, partition_key, key_seq FROM turn JOIN kind USING (type, queue, priority, isolated)
+        SELECT turn.id, turn.last_wakeup_at, partition_key, key_seq FROM turn JOIN kind USING (type, queue, priority, isolated)
         WHERE before IS NULL ORDER BY place LIMIT (SELECT most FROM kind)),
     run_on AS MATERIALIZED (
         SELECT next.* FROM kind CROSS JOIN mine CROSS JOIN LATERAL (
@@ -36,7 +36,7 @@ CLAIM_KEYED: Final = claim_statement(
             FROM (
                 SELECT id, partition_key, key_seq, NOT isolated AND {OPEN} AND {DUE} AND type = kind.type
                            AND queue = kind.queue AND priority = kind.priority AS fits
-                FROM ingest_task WHERE partition_key = mine.partition_key AND key_seq > mine.key_seq AND {UNDONE}
+                FROM ledger.ingest_task WHERE partition_key = mine.partition_key AND key_seq > mine.key_seq AND {UNDONE}
                 ORDER BY key_seq LIMIT (SELECT kind.most / count(*) FROM mine)) AS following
             WINDOW in_order AS (ORDER BY key_seq)) AS next
         WHERE fits AND NOT kind.isolated
@@ -45,7 +45,7 @@ CLAIM_KEYED: Final = claim_statement(
         SELECT id, partition_key, key_seq FROM mine UNION ALL SELECT id, partition_key, key_seq FROM run_on),
     locked AS MATERIALIZED (
         SELECT task.* FROM (SELECT id FROM wanted ORDER BY id) AS wanted CROSS JOIN LATERAL (
-            SELECT id, status, attempt_count FROM ingest_task
+            SELECT id, status, attempt_count FROM ledger.ingest_task
             WHERE id = wanted.id AND {OPEN} AND {DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task),
     held AS MATERIALIZED (
         SELECT id, status, attempt_count FROM (

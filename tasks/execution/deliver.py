@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -26,6 +26,7 @@ import settings
 from failpoint import failpoint
 from models.engine import at_once
 from models.errors import CeleriacError
+from models.sql import sql
 from outbox.lease import connection_of
 from tasks.core import wakeups
 from tasks.core.batch_size import fills_a_small_batch
@@ -48,25 +49,25 @@ UNHANDLED_SECONDS: Final = 30.0
 Id = str | uuid.UUID
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
-# Whose predecessor runs for long is rung less and less often: the end of that rings for it.
+# Whose predecessor runs for long is woken less and less often: the end of that wake-ups for it.
 _WAITED: Final = """CASE WHEN :in_line THEN
             at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
-# ring_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7). Whoever is
-# rung now waits for this ring from now on: if it is lost, that is noticed after a grace, however long it waited before.
-# Whoever is rung for later has that ring already: a message that comes twice must not become two for ever.
-RING_AGAIN: Final = text(f"""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+# wake_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7). Whoever is
+# woken now waits for this wake-up from now on: if it is lost, that is noticed after a grace, however long it waited before.
+# Whoever is woken for later has that wake-up already: a message that comes twice must not become two for ever.
+WAKE_AGAIN: Final = sql(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     held AS MATERIALIZED (
-        SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
-          AND (:seconds <= 0 OR rung_at IS NULL OR rung_at <= (SELECT at FROM clock))
+        SELECT id FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
+          AND (:seconds <= 0 OR last_wakeup_at IS NULL OR last_wakeup_at <= (SELECT at FROM clock))
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
     waiting AS (
-        UPDATE ingest_task task SET rung_at = at + greatest(make_interval(secs => :seconds), {_WAITED}),
+        UPDATE ledger.ingest_task task SET last_wakeup_at = at + greatest(make_interval(secs => :seconds), {_WAITED}),
             updated_at = CASE WHEN :seconds > 0 THEN task.updated_at ELSE at END
         FROM held, clock WHERE task.id = held.id
-        RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN rung_at END AS due_at),
-    {wakeups.rung("waiting")}
-    SELECT ours FROM rings
+        RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN last_wakeup_at END AS due_at),
+    {wakeups.wake("waiting")}
+    SELECT ours FROM wakeups
 """)
 
 
@@ -105,9 +106,9 @@ def _claim_and_run(
             count("skipped", len(claimed.skipped))
             count("not_due", len(claimed.not_due))
             # A rolling deploy: another worker may know their type, or this one tomorrow.
-            _ring_again(engine, claimed.unhandled, UNHANDLED_SECONDS)
+            _wake_again(engine, claimed.unhandled, UNHANDLED_SECONDS)
             # Their turn is about to come.
-            _ring_again(engine, claimed.next_in_line, NEXT_SECONDS, in_line=True)
+            _wake_again(engine, claimed.next_in_line, NEXT_SECONDS, in_line=True)
             keyed += claimed.keyed
             ids = _for_others(engine, claimed)
             if owned:
@@ -136,30 +137,30 @@ def _repeated_if_asked(engine: Engine, claim: Callable[[Connection], Claim]) -> 
 
 
 def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
-    """Where a slow type made the batch small, the rest is rung for whoever is free. Returns what is left to us.
+    """Where a slow type made the batch small, the rest is woken for whoever is free. Returns what is left to us.
 
-    That is all of it if they cannot be rung for: an error would leave what is claimed to reclaim, and a task that was
+    That is all of it if they cannot be woken for: an error would leave what is claimed to reclaim, and a task that was
     alone in its batch would be charged with that (P5).
     """
     if not claimed.tasks or not fills_a_small_batch(find(claimed.tasks[0].type), len(claimed.tasks)):
         return claimed.left
     try:
-        _ring_again(engine, claimed.left, 0, queues=[claimed.tasks[0].queue])
+        _wake_again(engine, claimed.left, 0, queues=[claimed.tasks[0].queue])
     except (DBAPIError, CeleriacError) as error:
         logger.warning("not left to others: %s", str(error).partition("\n")[0])
         return claimed.left
     return []
 
 
-def _ring_again(
+def _wake_again(
     engine: Engine, ids: Sequence[uuid.UUID], seconds: float, *, in_line: bool = False, queues: Sequence[str] = ()
 ) -> None:
-    """Rings for these queues that are due at once are ours to publish."""
+    """Wake-ups for these queues that are due at once are ours to publish."""
     if not ids:
         return
     with Session(engine) as db:
-        values = {"ids": list(ids), "seconds": seconds, "in_line": in_line, **wakeups.ring_values(db, queues)}
-        ours = connection_of(db).execute(RING_AGAIN, values).scalar_one()
+        values = {"ids": list(ids), "seconds": seconds, "in_line": in_line, **wakeups.wakeup_values(db, queues)}
+        ours = connection_of(db).execute(WAKE_AGAIN, values).scalar_one()
         wakeups.publish_after_commit(db, ours)
         db.commit()
 

@@ -20,13 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.engine import make_engine
 from models.errors import CeleriacError, LeaseLost
 from models.one_per_process import OnePerProcess
+from models.sql import sql
 from tasks.core.lease import Held
 
 logger = logging.getLogger(__name__)
@@ -36,21 +37,21 @@ BEATS_PER_LEASE: Final = 3
 LOOK_SECONDS: Final = 0.5  # for limits that have begun meanwhile
 
 # renew: held → held for as long again. A lease that somebody has in hand just now is there, and not renewed (P14).
-RENEW: Final = text("""
+RENEW: Final = sql("""
     WITH held AS MATERIALIZED (
-        SELECT token FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token
+        SELECT token FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token
         FOR NO KEY UPDATE SKIP LOCKED),
     renewed AS (
-        UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
+        UPDATE ledger.task_lease SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds)
         FROM held WHERE task_lease.token = held.token
         RETURNING task_lease.token)
-    SELECT token, token IN (SELECT token FROM renewed) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))
+    SELECT token, token IN (SELECT token FROM renewed) FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))
 """)
 
 WATCH_SECONDS: Final = 1.0
 # still_held: of the watched tasks, those that their holder still has.
-STILL_HELD: Final = text("""
-    SELECT lease_token FROM ingest_task
+STILL_HELD: Final = sql("""
+    SELECT lease_token FROM ledger.ingest_task
     WHERE id = ANY(CAST(:ids AS uuid[])) AND lease_token = ANY(CAST(:tokens AS uuid[]))
 """)
 

@@ -6,11 +6,12 @@ import logging
 import uuid
 from typing import Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from models.errors import CeleriacError
+from models.sql import sql
 from settings import Settings
 from tasks.core.outcomes import Released, Snoozed
 from tasks.core.registry import find_or_default
@@ -20,10 +21,10 @@ from tasks.execution.settle import Settlement
 logger = logging.getLogger(__name__)
 
 # running: what is still held under these tokens, but for what it carries, which nobody needs here.
-RUNNING: Final = text(f"""
+RUNNING: Final = sql(f"""
     SELECT lease_token, {columns("NULL, NULL")}
-    FROM ingest_task
-    WHERE id IN (SELECT unnest(task_ids) FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[])))
+    FROM ledger.ingest_task
+    WHERE id IN (SELECT unnest(task_ids) FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[])))
       AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
     ORDER BY id
 """)  # noqa: S608 - a literal of ours

@@ -2,14 +2,14 @@
 
     Succeeded   RUNNING → SUCCEEDED, with the result
     Retry       attempt_count + 1; with the last attempt DEAD, else RETRYING at now + backoff(attempt_count), and the
-                ring for that time is written with it
+                wake-up for that time is written with it
     Dead        attempt_count + 1; DEAD, with its dead letter
     Snoozed     RUNNING → RETRYING, no attempt burned
     Discarded   RUNNING → DISCARDED
-    Released    RUNNING → QUEUED, with its ring
-    Isolated    RUNNING → RETRYING, due at once, with a ring of its own
+    Released    RUNNING → QUEUED, with its wake-up
+    Isolated    RUNNING → RETRYING, due at once, with a wake-up of its own
 
-A final state of a task with a partition key rings for whoever is first of that key now.
+A final state of a task with a partition key wake-ups for whoever is first of that key now.
 
 A task whose lease is lost is in none of the answers: nothing is written for it but an audit (P2). Nobody commits here.
 """
@@ -96,7 +96,7 @@ class Settlement:
             "id": array_of_ids(task.id for task in tasks),
             "token": self.token,
             "actor": actor(),
-            **wakeups.ring_values(db, {task.queue for task in tasks}),
+            **wakeups.wakeup_values(db, {task.queue for task in tasks}),
         }
         ids, ours = statement.execute(connection_of(db), parameters).one()
         wakeups.publish_after_commit(db, ours)
@@ -118,7 +118,7 @@ class Settlement:
                 }
             case Dead():
                 queue = self.settings.ingest_dlq_queue
-                columns = {**_errors(outcomes), "dead_letters": f"{wakeups.RING}{queue}" if queue else ""}
+                columns = {**_errors(outcomes), "dead_letters": f"{wakeups.WAKEUP}{queue}" if queue else ""}
                 return (DEAD_SKIPPED, columns | keyed) if is_keyed and self.handler.skip_dead else (DEAD, columns)
             case Snoozed():
                 return SNOOZE, {**_reasons(outcomes), "wait_ms": array(outcome.seconds * 1000 for outcome in outcomes)}

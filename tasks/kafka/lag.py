@@ -1,9 +1,9 @@
-"""What waits in the topic, and which rings cannot be there any more (P8).
+"""What waits in the topic, and which wake-ups cannot be there any more (P8).
 
-A ring is lost when the group has passed every record that was there after it had been published, and its task still
+A wake-up is lost when the group has passed every record that was there after it had been published, and its task still
 waits. Redis and RabbitMQ hand out messages in one order, so that whoever was overtaken is lost; partitions are not in
-step with each other, and a slow one would be rung for again and again. So the ends of all partitions are remembered
-with the ledger's time; when the group has come that far, what had been rung by then is lost. With nothing waiting that
+step with each other, and a slow one would be woken for again and again. So the ends of all partitions are remembered
+with the ledger's time; when the group has come that far, what had been woken by then is lost. With nothing waiting that
 is so at once. A process remembers for itself: one that looks once knows only the case of nothing waiting.
 """
 
@@ -69,14 +69,14 @@ def _progress(consumer: Consumer, topic: str) -> Progress:
 
 @dataclass(slots=True)
 class Memory:
-    """Where the topic ended when a queue had no unsent ring of old, by queue."""
+    """Where the topic ended when a queue had no unsent wake-up of old, by queue."""
 
     seen: dict[str, tuple[datetime, dict[int, int]]] = field(default_factory=dict)
 
     def lost(self, suspects: Sequence[Suspect], settings: Settings) -> list[Suspect]:
-        """Of these, whose queues have no unsent ring of old at this moment: their own have left."""
+        """Of these, whose queues have no unsent wake-up of old at this moment: their own have left."""
         found = progress(settings)
-        grace = timedelta(milliseconds=settings.ingest_ring_grace_ms)
+        grace = timedelta(milliseconds=settings.ingest_wakeup_grace_ms)
         passed: dict[str, datetime] = {}
         for queue, now in {suspect.queue: suspect.looked_at for suspect in suspects}.items():
             then, ends = self.seen.get(queue, (now, found.ends))
@@ -86,7 +86,7 @@ class Memory:
                 passed[queue] = then
             if queue in passed or queue not in self.seen or found.is_of_another_topic(ends):
                 self.seen[queue] = (now, found.ends)
-        return [one for one in suspects if one.queue in passed and one.rung_at + grace <= passed[one.queue]]
+        return [one for one in suspects if one.queue in passed and one.last_wakeup_at + grace <= passed[one.queue]]
 
 
 _memory: Final = Memory()

@@ -51,7 +51,7 @@ class Worker:
 
     def turn(self, seconds: float = POLL_SECONDS) -> int:
         """One poll and all that it brings; returns how many ids that were."""
-        # What is too slow for one batch is rung anew: whoever took many such records would ring for nearly all of them,
+        # What is too slow for one batch is woken anew: whoever took many such records would wake-up for nearly all of them,
         # each time.
         ids = self.intake.take(seconds, most=smallest_batch(handlers().values()) or MOST_IDS)
         taken = len(ids)

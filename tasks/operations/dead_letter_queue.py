@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import settings
 from models.clock import now
+from models.sql import sql
 from tasks.core import wakeups
 from tasks.core.holders import actor as this_process
 from tasks.operations.dead_tasks import BATCH, LAST, PAGE, START
@@ -27,24 +28,24 @@ SYNC_SECONDS: Final = 60.0  # after that, one that was lost with its process may
 _UNSENT: Final = "destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL"
 _REFUSED: Final = "destination = :destination AND status = 'DEAD' AND ordering_key IS NULL"
 # look: DEAD tasks; letters that have not left, or were refused; and those that are certainly not in the queue yet.
-LOOK: Final = text(f"""
-    SELECT (SELECT count(*) FROM ingest_task WHERE status = 'DEAD'),
-           count(*) + (SELECT count(*) FROM outbox_event WHERE {_REFUSED}), count(*) FILTER (WHERE lease_until IS NULL)
-    FROM outbox_event WHERE {_UNSENT}
+LOOK: Final = sql(f"""
+    SELECT (SELECT count(*) FROM ledger.ingest_task WHERE status = 'DEAD'),
+           count(*) + (SELECT count(*) FROM ledger.outbox_event WHERE {_REFUSED}), count(*) FILTER (WHERE lease_until IS NULL)
+    FROM ledger.outbox_event WHERE {_UNSENT}
 """)
 # forget_letters: those that are not just leaving; a new one is written for each.
-FORGET_LETTERS: Final = text(f"""
-    WITH refused AS (DELETE FROM outbox_event WHERE {_REFUSED})
-    DELETE FROM outbox_event WHERE {_UNSENT} AND (lease_until IS NULL OR lease_until <= (SELECT ledger_now()))
+FORGET_LETTERS: Final = sql(f"""
+    WITH refused AS (DELETE FROM ledger.outbox_event WHERE {_REFUSED})
+    DELETE FROM ledger.outbox_event WHERE {_UNSENT} AND (lease_until IS NULL OR lease_until <= (SELECT ledger.ledger_now()))
 """)
-LEAVING: Final = text(f"SELECT payload ->> 'dead' FROM outbox_event WHERE {_UNSENT}")
+LEAVING: Final = sql(f"SELECT payload ->> 'dead' FROM ledger.outbox_event WHERE {_UNSENT}")
 # letters: a dead letter for every task that was DEAD by then and has none on its way, page by page.
-LETTERS: Final = text(f"""
+LETTERS: Final = sql(f"""
     WITH page AS MATERIALIZED (
-        SELECT id, finished_at, error_code FROM ingest_task WHERE status = 'DEAD' AND {PAGE}),
+        SELECT id, finished_at, error_code FROM ledger.ingest_task WHERE status = 'DEAD' AND {PAGE}),
     written AS (
-        INSERT INTO outbox_event (destination, payload, created_at)
-        SELECT :destination, jsonb_build_object('dead', id, 'errorCode', error_code), (SELECT ledger_now()) FROM page
+        INSERT INTO ledger.outbox_event (destination, payload, created_at)
+        SELECT :destination, jsonb_build_object('dead', id, 'errorCode', error_code), (SELECT ledger.ledger_now()) FROM page
         WHERE CAST(id AS text) <> ALL(CAST(:leaving AS text[])) RETURNING id)
     SELECT (SELECT finished_at FROM page {LAST}), (SELECT id FROM page {LAST}), (SELECT count(*) FROM written)
 """)
@@ -65,7 +66,7 @@ def sync(
     queue = current.ingest_dlq_queue
     if not queue:
         return 0
-    destination = wakeups.RING + queue
+    destination = wakeups.WAKEUP + queue
     before = _look(engine, destination)
     waiting = depths([queue])[queue]  # also with force: nothing is forgotten while the broker is away
     if not force and _may_be_equal(waiting, before, _look(engine, destination)):
@@ -98,7 +99,7 @@ def _may_be_equal(waiting: int, before: _Look, after: _Look) -> bool:
 
 
 def _write_anew(engine: Engine, queue: str, purge: Callable[[str], int]) -> int:
-    destination = wakeups.RING + queue
+    destination = wakeups.WAKEUP + queue
     with engine.begin() as connection:
         connection.execute(FORGET_LETTERS, {"destination": destination})
         values = {

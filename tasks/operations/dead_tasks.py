@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, TextClause, text
+from sqlalchemy import Connection, Engine, TextClause
 from sqlalchemy.orm import Session
 
 import settings
 from models.clock import now
+from models.sql import sql
 from outbox.lease import connection_of
 from tasks.core import partition_keys, wakeups
 from tasks.core.notifications import notified
@@ -52,64 +53,64 @@ _COUNT: Final = """
     SELECT type, error_code, error_message, count(*), CAST(sum(count(*)) OVER () AS bigint)
     FROM {} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT :most
 """
-COUNT: Final = text(_COUNT.format(f"ingest_task WHERE {_CHOSEN}"))
-COUNT_FIRST: Final = text(
-    _COUNT.format(f"(SELECT * FROM ingest_task WHERE {_CHOSEN} ORDER BY finished_at, id LIMIT :limit) AS first")
+COUNT: Final = sql(_COUNT.format(f"ingest_task WHERE {_CHOSEN}"))
+COUNT_FIRST: Final = sql(
+    _COUNT.format(f"(SELECT * FROM ledger.ingest_task WHERE {_CHOSEN} ORDER BY finished_at, id LIMIT :limit) AS first")
 )
 
 # The place in the order is that of the page, not of what could be locked: whoever works on the same page at the same
 # time must not end our way through the others.
 _NEXT: Final = f"""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
-    page AS MATERIALIZED (SELECT id, finished_at FROM ingest_task WHERE {_CHOSEN} AND {PAGE}),
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
+    page AS MATERIALIZED (SELECT id, finished_at FROM ledger.ingest_task WHERE {_CHOSEN} AND {PAGE}),
     held AS MATERIALIZED (
-        SELECT id, attempt_count FROM ingest_task WHERE id IN (SELECT id FROM page) AND status = 'DEAD'
+        SELECT id, attempt_count FROM ledger.ingest_task WHERE id IN (SELECT id FROM page) AND status = 'DEAD'
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)"""
 _DONE: Final = f"""
     (SELECT finished_at FROM page {LAST}), (SELECT id FROM page {LAST}), (SELECT array_agg(id) FROM held)"""
 
-# requeue: DEAD → QUEUED, attempts start again, due at once, with its ring. What killed its worker runs alone (P5).
+# requeue: DEAD → QUEUED, attempts start again, due at once, with its wake-up. What killed its worker runs alone (P5).
 # Where the others of its partition key went on without it, it has lost its turn, and gets another at the end (P9);
 # several of one key keep their order.
-REQUEUE: Final = text(f"""{_NEXT},
-    forgotten AS (DELETE FROM task_step WHERE :reset_steps AND task_id IN (SELECT id FROM held)),
+REQUEUE: Final = sql(f"""{_NEXT},
+    forgotten AS (DELETE FROM ledger.task_step WHERE :reset_steps AND task_id IN (SELECT id FROM held)),
     locked AS MATERIALIZED (
-        SELECT ingest_key_lock(partition_key) FROM (
-            SELECT DISTINCT partition_key FROM ingest_task
+        SELECT ledger.ingest_key_lock(partition_key) FROM (
+            SELECT DISTINCT partition_key FROM ledger.ingest_task
             WHERE id IN (SELECT id FROM held) AND partition_key IS NOT NULL AND type = ANY(CAST(:skipping AS text[]))
             ORDER BY 1) AS keys),
     turns AS MATERIALIZED (
-        SELECT id, nextval('ingest_task_key_seq') AS key_seq FROM (
-            SELECT id FROM ingest_task
+        SELECT id, nextval('ledger.ingest_task_key_seq') AS key_seq FROM (
+            SELECT id FROM ledger.ingest_task
             WHERE id IN (SELECT id FROM held) AND partition_key IS NOT NULL AND type = ANY(CAST(:skipping AS text[]))
               AND (SELECT count(*) FROM locked) > 0
             ORDER BY key_seq) AS skipped),
     told AS (
-        INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
+        INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'QUEUED', 0, :reason, :actor, at FROM held CROSS JOIN clock),
     back AS (
-        UPDATE ingest_task task
-        SET status = 'QUEUED', attempt_count = 0, next_retry_at = NULL, finished_at = NULL, rung_at = at,
+        UPDATE ledger.ingest_task task
+        SET status = 'QUEUED', attempt_count = 0, next_retry_at = NULL, finished_at = NULL, last_wakeup_at = at,
             updated_at = at, isolated = error_code IS NOT DISTINCT FROM 'worker_lost',
             key_seq = coalesce((SELECT key_seq FROM turns WHERE turns.id = task.id), task.key_seq)
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
-    {wakeups.rung("back")}
-    SELECT {_DONE}, ours FROM rings
+    {wakeups.wake("back")}
+    SELECT {_DONE}, ours FROM wakeups
 """)
-# discard: DEAD → DISCARDED; whoever asked to be notified is told, and who waited for it in its partition key is rung.
-DISCARD: Final = text(f"""{_NEXT},
+# discard: DEAD → DISCARDED; whoever asked to be notified is told, and who waited for it in its partition key is woken.
+DISCARD: Final = sql(f"""{_NEXT},
     told AS (
-        INSERT INTO ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
+        INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'DISCARDED', attempt_count, :reason, :actor, at FROM held CROSS JOIN clock),
     gone AS (
-        UPDATE ingest_task task SET status = 'DISCARDED', finished_at = at, updated_at = at
+        UPDATE ledger.ingest_task task SET status = 'DISCARDED', finished_at = at, updated_at = at
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, task.attempt_count, error_message, notify, partition_key),
     {notified("gone", "DISCARDED")},
     {partition_keys.freed("gone")},
-    {wakeups.rung("freed")}
-    SELECT {_DONE}, ours FROM rings
+    {wakeups.wake("freed")}
+    SELECT {_DONE}, ours FROM wakeups
 """)
 
 
@@ -192,7 +193,7 @@ def _in_batches(
     while limit is None or done < limit:
         most = batch if limit is None else min(batch, limit - done)
         with Session(engine) as db:
-            given = {**values, **place, "batch": most, **wakeups.ring_values(db, settings.current().ingest_queues)}
+            given = {**values, **place, "batch": most, **wakeups.wakeup_values(db, settings.current().ingest_queues)}
             given["skipping"] = partition_keys.skipping(handlers())
             at, last, ids, ours = connection_of(db).execute(statement, given).one()
             wakeups.publish_after_commit(db, ours)

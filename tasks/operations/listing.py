@@ -16,9 +16,10 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, TextClause
 
 from models.errors import CeleriacError, Misuse
+from models.sql import sql
 from models.status import TaskStatus
 from outbox.lease import Db, connection_of
 from tasks.core.due import OPEN
@@ -26,7 +27,7 @@ from tasks.core.task_ids import keyed_id
 
 FINAL: Final = frozenset({TaskStatus.SUCCEEDED, TaskStatus.DEAD, TaskStatus.DISCARDED})
 _DONE: Final = "status IN ('SUCCEEDED', 'DISCARDED')"
-_LEASED: Final = "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM task_lease)"
+_LEASED: Final = "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM ledger.task_lease)"
 # Each status with where it is found, and what tells when it last changed.
 _ARMS: Final = {
     TaskStatus.QUEUED: (OPEN, "updated_at"),
@@ -43,7 +44,7 @@ _FILTERS: Final = """status = ANY(CAST(:statuses AS text[]))
         AND (CAST(:key AS text) IS NULL OR idempotency_key = :key)"""
 
 
-STATUS: Final = text("SELECT status FROM ingest_task WHERE id = :id")
+STATUS: Final = sql("SELECT status FROM ledger.ingest_task WHERE id = :id")
 
 
 class UnknownTask(CeleriacError):
@@ -159,7 +160,7 @@ def statuses_of(connection: Connection, ids: Sequence[uuid.UUID]) -> Counter[Tas
     return +found
 
 
-STATUSES: Final = text("SELECT status FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))")
+STATUSES: Final = sql("SELECT status FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))")
 _COLUMNS: Final = ", ".join(field.name for field in fields(ListedTask)).replace("task_id", "id", 1)
 
 
@@ -169,10 +170,10 @@ def _list(statuses: Collection[TaskStatus], *, is_forward: bool) -> TextClause:
     arms = []
     for where, changed_at in dict.fromkeys(_ARMS[status] for status in statuses):
         arms.append(f"""
-        (SELECT {_COLUMNS}, {changed_at} AS changed_at FROM ingest_task
+        (SELECT {_COLUMNS}, {changed_at} AS changed_at FROM ledger.ingest_task
          WHERE {where} AND {_FILTERS}
            AND {changed_at} >= :since AND {changed_at} < :until
            AND ({changed_at}, id) < (:before_at, :before_id) AND ({changed_at}, id) > (:after_at, :after_id)
          ORDER BY {changed_at} {way}, id {way} LIMIT :limit)""")
     found = " UNION ALL ".join(arms)
-    return text(f"SELECT {_COLUMNS} FROM ({found}) AS found ORDER BY changed_at {way}, id {way} LIMIT :limit")
+    return sql(f"SELECT {_COLUMNS} FROM ({found}) AS found ORDER BY changed_at {way}, id {way} LIMIT :limit")

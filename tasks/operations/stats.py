@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from models.sql import sql
 from models.status import TaskStatus
 from tasks.core.due import DUE_AT, KINDS, OPEN, TIME
 from tasks.operations.listing import ListedTask, Wanted, listed
@@ -23,7 +24,7 @@ from tasks.operations.listing import ListedTask, Wanted, listed
 CEILING: Final = 100_000
 LATEST: Final = 10
 
-_OF_KIND: Final = f"""SELECT status, next_retry_at, updated_at FROM ingest_task
+_OF_KIND: Final = f"""SELECT status, next_retry_at, updated_at FROM ledger.ingest_task
             WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT}"""
 _NOW: Final = "(SELECT at FROM clock)"
 _BOTH: Final = """count(*) FILTER (WHERE status = 'QUEUED') AS queued,
@@ -31,8 +32,8 @@ _BOTH: Final = """count(*) FILTER (WHERE status = 'QUEUED') AS queued,
 
 # open: by kind, what is due, what is scheduled, and what has a partition key, which may be either; due since it may
 # run, which is after a requeue later than creation.
-OPEN_KINDS: Final = text(f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {KINDS}
+OPEN_KINDS: Final = sql(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {KINDS}
     SELECT queue, type, due.queued + later.queued + keyed.queued AS queued,
            due.retrying + later.retrying + keyed.retrying AS retrying, due.queued + due.retrying + keyed.due AS due,
            later.queued + later.retrying + keyed.queued + keyed.retrying - keyed.due AS scheduled,
@@ -47,18 +48,18 @@ OPEN_KINDS: Final = text(f"""
                min(greatest(next_retry_at, updated_at)) FILTER (WHERE {TIME} <= {_NOW}) AS since
         FROM ({_OF_KIND} = 'infinity' LIMIT :ceiling) AS found) AS keyed
 """)
-RUNNING: Final = text("""
-    SELECT task.queue, task.type, count(*) FROM task_lease lease
-    JOIN ingest_task task ON task.id = ANY(lease.task_ids) AND task.lease_token = lease.token GROUP BY 1, 2
+RUNNING: Final = sql("""
+    SELECT task.queue, task.type, count(*) FROM ledger.task_lease lease
+    JOIN ledger.ingest_task task ON task.id = ANY(lease.task_ids) AND task.lease_token = lease.token GROUP BY 1, 2
 """)
-DONE: Final = text("""
+DONE: Final = sql("""
     SELECT queue, type, status, count(*) FROM (
-        SELECT queue, type, status FROM ingest_task WHERE status IN ('SUCCEEDED', 'DISCARDED')
+        SELECT queue, type, status FROM ledger.ingest_task WHERE status IN ('SUCCEEDED', 'DISCARDED')
         ORDER BY finished_at DESC LIMIT :ceiling) AS done GROUP BY 1, 2, 3
 """)
-DEAD: Final = text("""
+DEAD: Final = sql("""
     SELECT queue, type, error_code, count(*) FROM (
-        SELECT queue, type, error_code FROM ingest_task WHERE status = 'DEAD'
+        SELECT queue, type, error_code FROM ledger.ingest_task WHERE status = 'DEAD'
         ORDER BY finished_at DESC, id DESC LIMIT :ceiling) AS dead GROUP BY 1, 2, 3
 """)
 _LOOK: Final = {"ceiling": CEILING}

@@ -1,4 +1,4 @@
-"""One task with everything that the ledger knows of it: its envelope, history, lease, rings, audits, a
+"""One task with everything that the ledger knows of it: its envelope, history, lease, wake-ups, audits, a
 pause, who is before it.
 
 `tasks/operations/why_waiting.py` says from this, and from the broker, why it is not running.
@@ -14,9 +14,10 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from pydantic.alias_generators import to_camel
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from models.clock import now
+from models.sql import sql
 from models.status import EventStatus, TaskStatus
 from tasks.core import wakeups
 from tasks.core.due import TIME
@@ -24,7 +25,7 @@ from tasks.core.partition_keys import UNDONE
 from tasks.core.registry import handlers
 from tasks.operations.listing import UnknownTask
 
-MOST_RINGS: Final = 20
+MOST_WAKEUPS: Final = 20
 MOST_AHEAD: Final = 1000
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class ShownTask:
     attempt_count: int
     max_attempts: int
     next_retry_at: datetime | None
-    rung_at: datetime | None
+    last_wakeup_at: datetime | None
     lease_token: uuid.UUID | None
     isolated: bool
     error_code: str | None
@@ -89,8 +90,8 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class UnsentRing:
-    """A ring for it that is still in the outbox."""
+class UnsentWakeup:
+    """A wake-up for it that is still in the outbox."""
 
     id: int
     status: EventStatus
@@ -136,7 +137,7 @@ class Details:
     task: ShownTask
     transitions: list[Transition]
     lease: Lease | None
-    rings: list[UnsentRing]
+    wakeups: list[UnsentWakeup]
     audits: list[Audit]
     pause: Pause | None
     blocker: Blocker | None
@@ -147,28 +148,30 @@ def _columns(shape: type[Any]) -> str:
     return ", ".join(field.name for field in fields(shape))
 
 
-TASK: Final = text(f"SELECT {_columns(ShownTask).replace('task_id', 'id', 1)} FROM ingest_task WHERE id = :id")
-TRANSITIONS: Final = text(f"SELECT {_columns(Transition)} FROM ingest_task_transition WHERE task_id = :id ORDER BY id")
-AUDITS: Final = text(f"SELECT {_columns(Audit)} FROM task_audit WHERE task_id = :id ORDER BY id")
-LEASE: Final = text("""
-    SELECT holder, claimed_at, lease_until, cardinality(task_ids) FROM task_lease WHERE token = :token
+TASK: Final = sql(f"SELECT {_columns(ShownTask).replace('task_id', 'id', 1)} FROM ledger.ingest_task WHERE id = :id")
+TRANSITIONS: Final = sql(
+    f"SELECT {_columns(Transition)} FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id"
+)
+AUDITS: Final = sql(f"SELECT {_columns(Audit)} FROM ledger.task_audit WHERE task_id = :id ORDER BY id")
+LEASE: Final = sql("""
+    SELECT holder, claimed_at, lease_until, cardinality(task_ids) FROM ledger.task_lease WHERE token = :token
 """)
-PAUSE: Final = text(f"SELECT {_columns(Pause)} FROM queue_pause WHERE queue = :queue")
-# rings: unsent ones that name it. Of those for later only the ones for its own time are looked through: there may be a
+PAUSE: Final = sql(f"SELECT {_columns(Pause)} FROM ledger.queue_pause WHERE queue = :queue")
+# wake-ups: unsent ones that name it. Of those for later only the ones for its own time are looked through: there may be a
 # million others.
-RINGS: Final = text(f"""
-    SELECT {_columns(UnsentRing)} FROM outbox_event
+WAKEUPS: Final = sql(f"""
+    SELECT {_columns(UnsentWakeup)} FROM ledger.outbox_event
     WHERE destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL
       AND ({TIME} <= :now OR {TIME} = ANY(CAST(:times AS timestamptz[])))
       AND payload @> jsonb_build_object('ids', jsonb_build_array(CAST(:id AS text)))
-    ORDER BY id LIMIT {MOST_RINGS}
+    ORDER BY id LIMIT {MOST_WAKEUPS}
 """)
 
 
 # blocker: the first of its key that is not done, and how many are before this one.
-BLOCKER: Final = text(f"""
+BLOCKER: Final = sql(f"""
     SELECT id, type, status, count(*) OVER () FROM (
-        SELECT id, type, status, key_seq FROM ingest_task
+        SELECT id, type, status, key_seq FROM ledger.ingest_task
         WHERE partition_key = :key AND key_seq < :seq AND {UNDONE} AND NOT (status = 'DEAD' AND type = ANY(:skipping))
         ORDER BY key_seq LIMIT {MOST_AHEAD}) AS ahead
     ORDER BY key_seq LIMIT 1
@@ -192,15 +195,15 @@ def details(connection: Connection, task_id: uuid.UUID) -> Details:
     """Raises UnknownTask."""
     task = shown(connection, task_id)
     at = now(connection)
-    times = [time for time in (task.next_retry_at, task.rung_at) if time is not None]
-    unsent = {"destination": wakeups.RING + task.queue, "id": str(task_id), "now": at, "times": times}
+    times = [time for time in (task.next_retry_at, task.last_wakeup_at) if time is not None]
+    unsent = {"destination": wakeups.WAKEUP + task.queue, "id": str(task_id), "now": at, "times": times}
     lease = connection.execute(LEASE, {"token": task.lease_token}).one_or_none() if task.lease_token else None
     pause = connection.execute(PAUSE, {"queue": task.queue}).one_or_none()
     return Details(
         task,
         transitions(connection, task_id),
         Lease(*lease) if lease else None,
-        [UnsentRing(*row) for row in connection.execute(RINGS, unsent)],
+        [UnsentWakeup(*row) for row in connection.execute(WAKEUPS, unsent)],
         [Audit(*row) for row in connection.execute(AUDITS, {"id": task_id})],
         Pause(*pause) if pause else None,
         _blocker(connection, task),

@@ -1,7 +1,7 @@
 """Why a task is not running: every reason that holds, the first one first.
 
 A final task needs none but that. One that is open may wait for its time, for its queue, for a worker, for its handler,
-or for its ring: in the outbox, in the broker, or lost and to be rung again (P8). The broker is asked for a task that is
+or for its wake-up: in the outbox, in the broker, or lost and to be woken again (P8). The broker is asked for a task that is
 open, and a broker that does not answer is a reason of its own.
 """
 
@@ -18,7 +18,7 @@ from models.status import TaskStatus
 from settings import Settings, current
 from tasks import broker
 from tasks.operations.listing import FINAL
-from tasks.operations.task_details import Blocker, Details, UnsentRing
+from tasks.operations.task_details import Blocker, Details, UnsentWakeup
 
 PATIENCE_SECONDS: Final = 1.0
 
@@ -36,9 +36,9 @@ class Why(StrEnum):
     UNKNOWN_HANDLER = "unknown_handler"
     BROKER_UNREACHABLE = "broker_unreachable"
     NO_WORKER = "no_worker"
-    RING_IN_OUTBOX = "ring_in_outbox"
-    RING_IN_BROKER = "ring_in_broker"
-    RING_LOST = "ring_lost"
+    WAKEUP_IN_OUTBOX = "wakeup_in_outbox"
+    WAKEUP_IN_BROKER = "wakeup_in_broker"
+    WAKEUP_LOST = "wakeup_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ def _open(details: Details, settings: Settings, known_types: Collection[str], lo
     try:
         seen = look(task.queue)
     except Unreachable as error:
-        yield Reason(Why.BROKER_UNREACHABLE, f"{error.message.rstrip('.')}. It is rung when the broker is back.")
+        yield Reason(Why.BROKER_UNREACHABLE, f"{error.message.rstrip('.')}. It is woken when the broker is back.")
         return
     if seen.consumers is not None and not seen.consumers:
         within = f"No worker that answered within {PATIENCE_SECONDS:g} s"
         yield Reason(Why.NO_WORKER, f"{within} consumes its queue {task.queue!r}: start `celery -A tasks worker`.")
     if is_due and not details.blocker:
-        yield _ring(details, settings, seen)
+        yield _wakeup(details, settings, seen)
 
 
 def _not_its_turn(blocker: Blocker, key: str | None) -> Reason:
@@ -131,36 +131,42 @@ def _not_its_turn(blocker: Blocker, key: str | None) -> Reason:
     return Reason(Why.NOT_ITS_TURN, f"{sentence}.")
 
 
-def _ring(details: Details, settings: Settings, seen: Seen) -> Reason:
+def _wakeup(details: Details, settings: Settings, seen: Seen) -> Reason:
     task = details.task
-    if details.rings:
-        return Reason(Why.RING_IN_OUTBOX, _unsent(details.rings[-1], details.now))
-    rung_at = task.rung_at or task.created_at
+    if details.wakeups:
+        return Reason(Why.WAKEUP_IN_OUTBOX, _unsent(details.wakeups[-1], details.now))
+    last_wakeup_at = task.last_wakeup_at or task.created_at
     if seen.waiting:
         behind = f"behind at most {seen.waiting:,} messages" if seen.waiting > 1 else "as its only message"
-        return Reason(Why.RING_IN_BROKER, f"It was rung at {_at(rung_at)} and waits in the broker's queue, {behind}.")
-    again = _rung_again_at(details, settings)
-    lost = f"Its ring of {_at(rung_at)} is in a worker's hands, or lost"
+        return Reason(
+            Why.WAKEUP_IN_BROKER, f"It was woken at {_at(last_wakeup_at)} and waits in the broker's queue, {behind}."
+        )
+    again = _woken_again_at(details, settings)
+    lost = f"Its wake-up of {_at(last_wakeup_at)} is in a worker's hands, or lost"
     when = f"at {_at(again)}" if again > details.now else "by the next reclaim"
-    return Reason(Why.RING_LOST, f"{lost}: the broker's queue is empty. It will be rung again {when}.")
+    return Reason(Why.WAKEUP_LOST, f"{lost}: the broker's queue is empty. It will be woken again {when}.")
 
 
-def _unsent(ring: UnsentRing, now: datetime) -> str:
-    if ring.next_retry_at is not None and ring.next_retry_at > now:
-        return f"Its ring {ring.id} goes out at {_at(ring.next_retry_at)}."
-    if ring.locked_by is not None and ring.lease_until is not None and ring.lease_until > now:
-        return f"Its ring {ring.id} is just being published by {ring.locked_by}."
-    waits = f"Its ring {ring.id} waits in the outbox since {_at(ring.next_retry_at or ring.created_at)}"
-    failed = f"{ring.attempt_count} failed: {(ring.last_error or '').partition(chr(10))[0]}"
-    return f"{waits} ({failed})." if ring.attempt_count else f"{waits}: the relay publishes it."
+def _unsent(wakeup: UnsentWakeup, now: datetime) -> str:
+    if wakeup.next_retry_at is not None and wakeup.next_retry_at > now:
+        return f"Its wake-up {wakeup.id} goes out at {_at(wakeup.next_retry_at)}."
+    if wakeup.locked_by is not None and wakeup.lease_until is not None and wakeup.lease_until > now:
+        return f"Its wake-up {wakeup.id} is just being published by {wakeup.locked_by}."
+    waits = f"Its wake-up {wakeup.id} waits in the outbox since {_at(wakeup.next_retry_at or wakeup.created_at)}"
+    failed = f"{wakeup.attempt_count} failed: {(wakeup.last_error or '').partition(chr(10))[0]}"
+    return f"{waits} ({failed})." if wakeup.attempt_count else f"{waits}: the relay publishes it."
 
 
-def _rung_again_at(details: Details, settings: Settings) -> datetime:
-    """As `tasks/recovery/lost_wakeups.py` reckons: the grace doubles with each ring of a task that still waits."""
+def _woken_again_at(details: Details, settings: Settings) -> datetime:
+    """As `tasks/recovery/lost_wakeups.py` reckons: the grace doubles with each wake-up of a task that still waits."""
     task = details.task
-    rung_at = task.rung_at or task.created_at
+    last_wakeup_at = task.last_wakeup_at or task.created_at
     waits_since = max(task.next_retry_at or task.created_at, task.updated_at)
-    return rung_at + timedelta(milliseconds=settings.ingest_ring_grace_ms) + max(rung_at - waits_since, timedelta())
+    return (
+        last_wakeup_at
+        + timedelta(milliseconds=settings.ingest_wakeup_grace_ms)
+        + max(last_wakeup_at - waits_since, timedelta())
+    )
 
 
 def _at(at: datetime | None) -> str:

@@ -1,9 +1,9 @@
-"""Rings that were lost on the way (P8): a broker may drop a message that it has handed out, or everything.
+"""Wake-ups that were lost on the way (P8): a broker may drop a message that it has handed out, or everything.
 
-A task's ring counts as lost when the task is due, was rung longer ago than a grace, no ring of that age waits in the
-outbox, and either the broker's queue is empty, or a task of its queue and priority that was rung later has been claimed
-more than a grace ago. The grace doubles with each ring of a task that still waits. A million tasks in a living queue
-are not rung again. Whether a message can still be there is asked of whatever carries them: `tasks/kafka/lag.py` answers
+A task's wake-up counts as lost when the task is due, was woken longer ago than a grace, no wake-up of that age waits in the
+outbox, and either the broker's queue is empty, or a task of its queue and priority that was woken later has been claimed
+more than a grace ago. The grace doubles with each wake-up of a task that still waits. A million tasks in a living queue
+are not woken again. Whether a message can still be there is asked of whatever carries them: `tasks/kafka/lag.py` answers
 for Kafka.
 """
 
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
+from models.sql import sql
 from outbox.lease import connection_of
 from settings import Settings
 from tasks.core import wakeups
@@ -31,96 +32,96 @@ Depths = Callable[[Iterable[str]], dict[str, int]]
 Lost = Callable[["Sequence[Suspect]", Settings], "Sequence[Suspect]"]
 
 # observe: how far the broker has come, by what is being worked on.
-OBSERVE: Final = text("""
-    INSERT INTO ring_horizon AS horizon (queue, priority, seen_rung_at, seen_at)
-    SELECT queue, priority, max(rung_at), (SELECT ledger_now()) FROM task_lease WHERE rung_at IS NOT NULL
+OBSERVE: Final = sql("""
+    INSERT INTO ledger.wakeup_horizon AS horizon (queue, priority, seen_wakeup_at, seen_at)
+    SELECT queue, priority, max(last_wakeup_at), (SELECT ledger.ledger_now()) FROM ledger.task_lease WHERE last_wakeup_at IS NOT NULL
     GROUP BY queue, priority ORDER BY queue, priority
     ON CONFLICT (queue, priority) DO UPDATE
-    SET passed_rung_at = horizon.seen_rung_at, seen_rung_at = excluded.seen_rung_at, seen_at = excluded.seen_at
+    SET passed_wakeup_at = horizon.seen_wakeup_at, seen_wakeup_at = excluded.seen_wakeup_at, seen_at = excluded.seen_at
     WHERE horizon.seen_at <= excluded.seen_at - make_interval(secs => :grace)
 """)
 
-# Rung longer ago than its grace, and no ring of that age waits in the outbox.
-_SUSPECT: Final = f"""task.rung_at + make_interval(secs => :grace)
-          + greatest(task.rung_at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0')
+# Woken longer ago than its grace, and no wake-up of that age waits in the outbox.
+_SUSPECT: Final = f"""task.last_wakeup_at + make_interval(secs => :grace)
+          + greatest(task.last_wakeup_at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0')
           <= (SELECT at FROM clock)
       AND NOT EXISTS (
-        SELECT FROM outbox_event e
-        WHERE e.destination = '{wakeups.RING}' || task.queue
+        SELECT FROM ledger.outbox_event e
+        WHERE e.destination = '{wakeups.WAKEUP}' || task.queue
           AND e.status IN ('NEW', 'RETRYING') AND e.ordering_key IS NULL
           AND coalesce(e.next_retry_at, '-infinity') <= (SELECT at FROM clock)
           AND greatest(e.created_at, e.next_retry_at) <= (SELECT at FROM clock) - make_interval(secs => :grace))"""
 _COLUMNS: Final = """id, queue, priority, status, next_retry_at, created_at, updated_at,
-               coalesce(rung_at, created_at) AS rung_at"""
+               coalesce(last_wakeup_at, created_at) AS last_wakeup_at"""
 _HORIZON: Final = """
-    LEFT JOIN ring_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority"""
+    LEFT JOIN ledger.wakeup_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority"""
 
 # suspects: of each kind the first few that are due.
-SUSPECTS: Final = text(f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at), {KINDS}
-    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, (SELECT at FROM clock)
+SUSPECTS: Final = sql(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {KINDS}
+    SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock)
     FROM kind CROSS JOIN LATERAL (
-        SELECT {_COLUMNS} FROM ingest_task
+        SELECT {_COLUMNS} FROM ledger.ingest_task
         WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
         ORDER BY {DUE_AT}, id LIMIT :most) AS task {_HORIZON}
     WHERE {_SUSPECT}
 """)
 # keyed_suspects: of each partition key the first, if it is due. From a key on, as many as we look at in one tick; the
 # last column but one of each row is its key, also for those that are no suspects or have nobody who waits.
-KEYED_SUSPECTS: Final = text(f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger_now() AS at),
+KEYED_SUSPECTS: Final = sql(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     key (partition_key, number) AS (
-        (SELECT partition_key, 1 FROM ingest_task WHERE partition_key > :after AND {UNDONE}
+        (SELECT partition_key, 1 FROM ledger.ingest_task WHERE partition_key > :after AND {UNDONE}
          ORDER BY partition_key LIMIT 1)
         UNION ALL
         SELECT next.partition_key, number + 1 FROM key CROSS JOIN LATERAL (
-            SELECT partition_key FROM ingest_task WHERE partition_key > key.partition_key AND {UNDONE}
+            SELECT partition_key FROM ledger.ingest_task WHERE partition_key > key.partition_key AND {UNDONE}
             ORDER BY partition_key LIMIT 1) AS next WHERE number < :most),
     head AS MATERIALIZED (
         SELECT task.*, key.partition_key FROM key LEFT JOIN LATERAL (
-            SELECT {_COLUMNS} FROM ingest_task WHERE partition_key = key.partition_key AND {STANDS}
+            SELECT {_COLUMNS} FROM ledger.ingest_task WHERE partition_key = key.partition_key AND {STANDS}
             ORDER BY key_seq LIMIT 1) AS task ON true)
-    SELECT task.id, task.queue, task.rung_at, horizon.passed_rung_at, (SELECT at FROM clock), task.partition_key,
+    SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock), task.partition_key,
            {OPEN} AND {TIME} <= (SELECT at FROM clock) AND {_SUSPECT}
     FROM head AS task {_HORIZON} ORDER BY task.partition_key
 """)
 
-# ring_again: a new ring for tasks that still wait.
-RING_AGAIN: Final = text(f"""
-    WITH clock AS MATERIALIZED (SELECT ledger_now() AS at),
+# wake_again: a new wake-up for tasks that still wait.
+WAKE_AGAIN: Final = sql(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     held AS MATERIALIZED (
-        SELECT id FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
+        SELECT id FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
     waiting AS (
-        UPDATE ingest_task task SET rung_at = at FROM held, clock WHERE task.id = held.id
+        UPDATE ledger.ingest_task task SET last_wakeup_at = at FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
-    {wakeups.rung("waiting")}
-    SELECT (SELECT count(*) FROM waiting), ours FROM rings
+    {wakeups.wake("waiting")}
+    SELECT (SELECT count(*) FROM waiting), ours FROM wakeups
 """)
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A task whose ring may be lost."""
+    """A task whose wake-up may be lost."""
 
     id: uuid.UUID
     queue: str
-    rung_at: datetime
-    passed_rung_at: datetime | None
+    last_wakeup_at: datetime
+    passed_wakeup_at: datetime | None
     looked_at: datetime
 
     @property
     def was_overtaken(self) -> bool:
-        """Somebody who was rung later has long been claimed."""
-        return self.passed_rung_at is not None and self.rung_at < self.passed_rung_at
+        """Somebody who was woken later has long been claimed."""
+        return self.passed_wakeup_at is not None and self.last_wakeup_at < self.passed_wakeup_at
 
 
-def ring_again(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
-    """Ring once more for tasks whose ring was lost. The broker is asked only if there is a suspicion.
+def wake_again(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
+    """Wake-up once more for tasks whose wake-up was lost. The broker is asked only if there is a suspicion.
 
     `lost` chooses them where messages are not handed out in one order.
     """
-    grace = settings.ingest_ring_grace_ms / 1000
+    grace = settings.ingest_wakeup_grace_ms / 1000
     with Session(engine) as db:
         db.execute(OBSERVE, {"grace": grace})
         values = {"grace": grace, "most": settings.ingest_reclaim_batch_size}
@@ -130,7 +131,7 @@ def ring_again(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost
     if not suspects:
         return 0
     chosen = lost(suspects, settings) if lost else _lost(suspects, depths)
-    return ring(engine, [suspect.id for suspect in chosen], {suspect.queue for suspect in chosen})
+    return wakeup(engine, [suspect.id for suspect in chosen], {suspect.queue for suspect in chosen})
 
 
 def _of_keys(db: Session, values: Mapping[str, Any]) -> list[Suspect]:
@@ -145,13 +146,13 @@ def _of_keys(db: Session, values: Mapping[str, Any]) -> list[Suspect]:
 _looked_up_to: Final[dict[str, str]] = {}  # of this process; forgetting it costs a look
 
 
-def ring(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int:
-    """Ring for these tasks, if they still wait; returns for how many."""
+def wakeup(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int:
+    """Wake-up for these tasks, if they still wait; returns for how many."""
     if not ids:
         return 0
     with Session(engine) as db:
-        values = {"ids": list(ids), **wakeups.ring_values(db, set(queues))}
-        count, ours = connection_of(db).execute(RING_AGAIN, values).one()
+        values = {"ids": list(ids), **wakeups.wakeup_values(db, set(queues))}
+        count, ours = connection_of(db).execute(WAKE_AGAIN, values).one()
         wakeups.publish_after_commit(db, ours)
         db.commit()
     return int(count)

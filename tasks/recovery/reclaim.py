@@ -1,4 +1,4 @@
-"""Reclaim: tasks that were lost with their worker, and tasks whose ring was lost on the way.
+"""Reclaim: tasks that were lost with their worker, and tasks whose wake-up was lost on the way.
 
 A lease that ran out is taken over under its own token, while its row is locked: a holder that still settles at this
 moment comes first or is refused. A task that was alone in it is charged with a failure; several are isolated instead,
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 import metrics
+from models.sql import sql
 from settings import Settings
 from tasks.core.outcomes import ErrorCode, Failure, Retry
 from tasks.core.registry import find_or_default
@@ -30,29 +31,29 @@ from tasks.execution.settle import Settlement
 logger = logging.getLogger(__name__)
 
 # expired: leases that ran out, the oldest first, skipping those that another reclaim has.
-EXPIRED: Final = text("""
-    SELECT token, holder, type FROM task_lease
-    WHERE lease_until <= (SELECT ledger_now()) ORDER BY lease_until LIMIT :leases FOR UPDATE SKIP LOCKED
+EXPIRED: Final = sql("""
+    SELECT token, holder, type FROM ledger.task_lease
+    WHERE lease_until <= (SELECT ledger.ledger_now()) ORDER BY lease_until LIMIT :leases FOR UPDATE SKIP LOCKED
 """)
 # of_holders: the leases of processes that are known to be gone.
-OF_HOLDERS: Final = text("""
-    SELECT token, holder, type FROM task_lease
+OF_HOLDERS: Final = sql("""
+    SELECT token, holder, type FROM ledger.task_lease
     WHERE holder = ANY(CAST(:holders AS text[])) ORDER BY token LIMIT :leases FOR UPDATE SKIP LOCKED
 """)
-END_LEASES: Final = text("DELETE FROM task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))")
+END_LEASES: Final = sql("DELETE FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))")
 
 # give_time: whoever was kept from renewing gets one lease more.
-GIVE_TIME: Final = text("""
+GIVE_TIME: Final = sql("""
     WITH late AS MATERIALIZED (
-        SELECT token FROM task_lease WHERE lease_until <= (SELECT ledger_now()) ORDER BY token FOR UPDATE SKIP LOCKED)
-    UPDATE task_lease SET lease_until = (SELECT ledger_now()) + make_interval(secs => :lease_seconds)
+        SELECT token FROM ledger.task_lease WHERE lease_until <= (SELECT ledger.ledger_now()) ORDER BY token FOR UPDATE SKIP LOCKED)
+    UPDATE ledger.task_lease SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds)
     FROM late WHERE task_lease.token = late.token
 """)
 # was_away: the database has just started, or nobody has looked for longer than a lease, and than two looks are apart.
-WAS_AWAY: Final = text("""
-    SELECT (SELECT ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :lease_seconds)
-        OR coalesce((SELECT (SELECT ledger_now()) - finished_at > make_interval(secs => :away_seconds)
-                     FROM tick WHERE name = 'reclaim'), true)
+WAS_AWAY: Final = sql("""
+    SELECT (SELECT ledger.ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :lease_seconds)
+        OR coalesce((SELECT (SELECT ledger.ledger_now()) - finished_at > make_interval(secs => :away_seconds)
+                     FROM ledger.tick WHERE name = 'reclaim'), true)
 """)
 LEASES_AT_ONCE: Final = 100
 

@@ -8,41 +8,42 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
+from models.sql import sql
 from tasks.core.outcomes import Failure
 
 BEAT: Final = "beat"
 
 # record_tick: the tick ran just now, from start to end.
-RECORD_TICK = text("""
-    INSERT INTO tick (name, holder, started_at, finished_at)
-    VALUES (:name, :holder, ledger_now(), ledger_now())
+RECORD_TICK = sql("""
+    INSERT INTO ledger.tick (name, holder, started_at, finished_at)
+    VALUES (:name, :holder, ledger.ledger_now(), ledger.ledger_now())
     ON CONFLICT (name) DO UPDATE
     SET holder = excluded.holder, started_at = excluded.started_at, finished_at = excluded.finished_at
 """)
 
 # begin_tick: nobody runs it, or whoever did was lost → running, leased to us.
-BEGIN_TICK = text("""
-    INSERT INTO tick (name, holder, lease_token, lease_until, started_at)
-    VALUES (:name, :holder, :token, ledger_now() + make_interval(secs => :seconds), ledger_now())
+BEGIN_TICK = sql("""
+    INSERT INTO ledger.tick (name, holder, lease_token, lease_until, started_at)
+    VALUES (:name, :holder, :token, ledger.ledger_now() + make_interval(secs => :seconds), ledger.ledger_now())
     ON CONFLICT (name) DO UPDATE
     SET holder = excluded.holder, lease_token = excluded.lease_token, lease_until = excluded.lease_until,
         started_at = excluded.started_at
-    WHERE tick.lease_until IS NULL OR tick.lease_until <= (SELECT ledger_now())
+    WHERE tick.lease_until IS NULL OR tick.lease_until <= (SELECT ledger.ledger_now())
     RETURNING name
 """)
 
 # end_tick: running, ours → ended now, well or with an error.
-END_TICK = text("""
-    UPDATE tick SET lease_token = NULL, lease_until = NULL, finished_at = ledger_now(), error = :error
+END_TICK = sql("""
+    UPDATE ledger.tick SET lease_token = NULL, lease_until = NULL, finished_at = ledger.ledger_now(), error = :error
     WHERE name = :name AND lease_token = :token
 """)
 
 # tick_age: how long ago a tick was last run to its end.
-TICK_AGE = text("SELECT (SELECT ledger_now()) - finished_at FROM tick WHERE name = :name")
+TICK_AGE = sql("SELECT (SELECT ledger.ledger_now()) - finished_at FROM ledger.tick WHERE name = :name")
 
-FAILED_TICKS = text("SELECT name, error FROM tick WHERE error IS NOT NULL ORDER BY name")
+FAILED_TICKS = sql("SELECT name, error FROM ledger.tick WHERE error IS NOT NULL ORDER BY name")
 
 
 def record_tick(connection: Connection, name: str, *, holder: str) -> None:

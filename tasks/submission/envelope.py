@@ -48,8 +48,8 @@ FIELDS: Final = (
 # What a task has besides where it is shown (`show --json`, the API): it may come back.
 SHOWN: Final = frozenset({
     "queue", "priority", "partitionKey", "notify", "idempotencyKey", "maxAttempts", "nextRetryAt", "attemptCount",
-    "rungAt", "isolated", "errorCode", "errorMessage", "lastError", "result", "finishedAt",
-    "why", "blocker", "transitions", "lease", "rings", "audits",
+    "lastWakeupAt", "isolated", "errorCode", "errorMessage", "lastError", "result", "finishedAt",
+    "why", "blocker", "transitions", "lease", "wakeups", "audits",
 })  # fmt: skip
 
 

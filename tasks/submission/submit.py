@@ -1,4 +1,4 @@
-"""Submitting: a task and its ring, in the caller's own transaction. It exists if that commits, and never if not.
+"""Submitting: a task and its wake-up, in the caller's own transaction. It exists if that commits, and never if not.
 
 with Session.begin() as session:
     session.add(invoice)
@@ -7,7 +7,7 @@ with Session.begin() as session:
 Whoever has nothing else to commit gives an engine: `submit(engine(), …)` is a transaction of its own.
 
 Same key, same payload: the existing task. Same key, another payload: `IdempotencyConflict`. Equal is what the database
-calls equal (jsonb). A thousand tasks are one round trip, and one ring per handler batch.
+calls equal (jsonb). A thousand tasks are one round trip, and one wake-up per handler batch.
 
 Whoever submits a key that another transaction is submitting waits for its end, and then meets its task, or nothing if
 it was rolled back. `submit_many` goes through its keys in one order, whatever the order of its tasks (P14); two
@@ -27,6 +27,8 @@ from sqlalchemy import Engine
 
 from models.driver_values import array, array_of_ids
 from models.errors import CeleriacError, LedgerBusy
+from models.prepared import Prepared
+from models.sql import sql
 from models.status import TaskStatus
 from outbox.after_commit import begin, begin_at_once
 from outbox.lease import Db, connection_of
@@ -34,9 +36,22 @@ from tasks.core import wakeups
 from tasks.core.holders import actor
 from tasks.core.task_ids import fresh_id, keyed_id
 from tasks.submission.envelope import Checked, NewTask, checked
-from tasks.submission.statements import DRAW_TURNS, EXISTING, SUBMIT, SUBMIT_ONE, TAKE_BACK
 
 CHUNK: Final = 1000
+
+# submit: what `ingest_submit_many` says (models/migrations/versions/0001_ledger.sql).
+SUBMIT: Final = Prepared("""
+    SELECT statuses, same, wakeup_ids, wakeups FROM ledger.ingest_submit_many(
+        :ids, :types, :payloads, :contexts, :queues, :priorities, :keys, :max_attempts, :run_ats, :delays, :notifies,
+        :partition_keys, :turns, :batches, :actor, :wakeup_holder, :wakeup_token, :wakeup_seconds, :wakeup_queues)
+""")
+DRAW_TURNS: Final = sql("SELECT ledger.ingest_draw_turns(:keys)")
+# take_back: tasks that were submitted a moment ago in this transaction, as if they had not been.
+TAKE_BACK: Final = sql("""
+    WITH tasks AS (DELETE FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))),
+    told AS (DELETE FROM ledger.ingest_task_transition WHERE task_id = ANY(CAST(:ids AS uuid[])))
+    DELETE FROM ledger.outbox_event WHERE id = ANY(CAST(:wakeups AS bigint[]))
+""")
 
 
 class IdempotencyConflict(CeleriacError):
@@ -79,11 +94,7 @@ def submit(
     """
     context = {} if context is None else context
     new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context, notify)
-    one = checked(new)
-    if isinstance(session, Engine):
-        with begin_at_once(session) as connection:
-            return _submit_one(connection, one)
-    return _submit_one(session, one)
+    return submit_many(session, [new])[0]
 
 
 def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitted]:
@@ -99,34 +110,40 @@ def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitte
 
 
 def _submit_checked(session: Db, given: Sequence[Checked]) -> list[Submitted]:
-    if len(given) == 1:
-        return [_submit_one(session, given[0])]
+    """Write in one order of types and keys, whatever the order of the tasks, so that two calls do not deadlock (P14)."""
+    if not given:
+        return []
     in_order = sorted(range(len(given)), key=lambda place: (given[place].new.type, given[place].new.key or ""))
     turns = _turns(session, given)
     written = _Written()
-    submitted: list[Submitted] = []
+    found: dict[int, Submitted] = {}
     try:
         for start in range(0, len(given), CHUNK):
             places = in_order[start : start + CHUNK]
-            chunk = [given[place] for place in places]
-            submitted += _submit_chunk(session, chunk, [turns[place] for place in places], written)
+            submitted = _submit_chunk(session, [given[place] for place in places], _at(turns, places), written)
+            found |= zip(places, submitted, strict=True)
     except CeleriacError:
-        connection_of(session).execute(TAKE_BACK, {"ids": array_of_ids(written.ids), "rings": written.rings})
+        values = {"ids": array_of_ids(written.ids), "wakeups": written.wakeup_ids}
+        connection_of(session).execute(TAKE_BACK, values)
         raise
-    wakeups.publish_after_commit(session, written.ours)
-    found = dict(zip(in_order, submitted, strict=True))
+    wakeups.publish_after_commit(session, written.wakeups)
     return [found[place] for place in range(len(given))]
 
 
-def _turns(session: Db, given: Sequence[Checked]) -> list[int | None]:
-    """The place of each in its partition key: in the order in which they were given, whatever the order of writing."""
+def _turns(session: Db, given: Sequence[Checked]) -> list[int | None] | None:
+    """Draw a place in its partition key for each task, in the order in which they were given.
+
+    All keys are locked before anything is written. One chunk draws its places itself.
+    """
     keys = [each.new.partition_key for each in given]
-    named = [key for key in keys if key is not None]
-    if not named:
-        return [None] * len(keys)
-    values = {"keys": array(sorted(set(named))), "count": len(named)}
-    drawn = iter(sorted(connection_of(session).execute(DRAW_TURNS, values).scalars()))
-    return [None if key is None else next(drawn) for key in keys]
+    if len(given) == 1 or not any(key is not None for key in keys):
+        return None
+    turns: list[int | None] = connection_of(session).execute(DRAW_TURNS, {"keys": array(keys)}).scalar_one()
+    return turns
+
+
+def _at(turns: Sequence[int | None] | None, places: Sequence[int]) -> str | None:
+    return None if turns is None else array(turns[place] for place in places)
 
 
 @dataclass(slots=True)
@@ -134,86 +151,48 @@ class _Written:
     """What one call has put into the ledger so far."""
 
     ids: list[uuid.UUID] = field(default_factory=list)
-    rings: list[int] = field(default_factory=list)
-    ours: list[Any] = field(default_factory=list)  # of the rings, those that this process must publish
+    wakeup_ids: list[int] = field(default_factory=list)
+    wakeups: list[Any] = field(default_factory=list)  # those that this process must publish
 
 
-def _submit_one(session: Db, one: Checked) -> Submitted:
-    new, id_ = one.new, _id(one)
-    values = {
-        "id": id_,
-        "type": new.type,
-        "payload": one.payload,
-        "context": one.context,
-        "queue": one.queue,
-        "priority": new.priority,
-        "key": new.key,
-        "max_attempts": one.max_attempts,
-        "run_at": one.run_at,
-        "delay_seconds": one.delay_seconds,
-        "notify": new.notify,
-        "partition_key": new.partition_key,
-        "actor": actor(),
-        "batch": one.batch,
-        **wakeups.holder_values(session, one.queue),
-    }
-    created, status, same, ring, stamp = SUBMIT_ONE.row(connection_of(session), values)
-    if not created:
-        return _met(id_, status, same=same)
-    if ring is not None:
-        payload = {"type": new.type, "ids": [str(id_)], "batch": one.batch}
-        wakeups.publish_one_after_commit(session, ring, one.queue, payload, priority=new.priority, since=stamp)
-    return Submitted(id_, TaskStatus.QUEUED, created=True)
-
-
-def _submit_chunk(
-    session: Db, chunk: Sequence[Checked], turns: Sequence[int | None], written: _Written
-) -> list[Submitted]:
+def _submit_chunk(session: Db, chunk: Sequence[Checked], turns: str | None, written: _Written) -> list[Submitted]:
     ids = [_id(each) for each in chunk]
     values = {
-        "id": array_of_ids(ids),
-        "type": array(each.new.type for each in chunk),
-        "payload": array(each.payload for each in chunk),
-        "context": array(each.context for each in chunk),
-        "queue": array(each.queue for each in chunk),
-        "priority": array(each.new.priority for each in chunk),
-        "key": array(each.new.key for each in chunk),
+        "ids": array_of_ids(ids),
+        "types": array(each.new.type for each in chunk),
+        "payloads": array(each.payload for each in chunk),
+        "contexts": array(each.context for each in chunk),
+        "queues": array(each.queue for each in chunk),
+        "priorities": array(each.new.priority for each in chunk),
+        "keys": array(each.new.key for each in chunk),
         "max_attempts": array(each.max_attempts for each in chunk),
-        "run_at": array(each.run_at for each in chunk),
-        "delay_seconds": array(each.delay_seconds for each in chunk),
-        "notify": array(each.new.notify for each in chunk),
-        "partition_key": array(each.new.partition_key for each in chunk),
-        "key_seq": array(turns),
+        "run_ats": array(each.run_at for each in chunk),
+        "delays": array(each.delay_seconds for each in chunk),
+        "notifies": array(each.new.notify for each in chunk),
+        "partition_keys": array(each.new.partition_key for each in chunk),
+        "turns": turns,
+        "batches": array(each.batch for each in chunk),
         "actor": actor(),
-        **wakeups.ring_values(session, {each.queue for each in chunk}),
+        **wakeups.lease_values(session, {each.queue for each in chunk}),
     }
-    born, ring_ids, ours = connection_of(session).execute(SUBMIT, values).one()
-    written.rings += ring_ids
-    written.ours += ours
-    written.ids += ids if born is None else born
-    if born is None:
-        return [Submitted(id_, TaskStatus.QUEUED, created=True) for id_ in ids]
-    return _told_apart(session, ids, chunk, set(born))
+    statuses, same, wakeup_ids, ours = SUBMIT.row(connection_of(session), values)
+    if statuses is None:
+        submitted = [Submitted(id_, TaskStatus.QUEUED, created=True) for id_ in ids]
+        written.ids += ids
+    else:
+        submitted = []
+        written.ids += [id_ for id_, status in zip(ids, statuses, strict=True) if status is None]
+    written.wakeup_ids += wakeup_ids or ()
+    written.wakeups += ours or ()
+    return submitted or [_found(*each) for each in zip(ids, statuses, same, strict=True)]
 
 
-def _told_apart(
-    session: Db, ids: Sequence[uuid.UUID], chunk: Sequence[Checked], born: set[uuid.UUID]
-) -> list[Submitted]:
-    """Which of them were put there just now, and what the others met; of twins in one chunk the first is put there."""
-    submitted: list[Submitted | None] = []
-    for id_ in ids:
-        submitted.append(Submitted(id_, TaskStatus.QUEUED, created=True) if id_ in born else None)
-        born.discard(id_)
-    met = [place for place, found in enumerate(submitted) if found is None]
-    values = {"id": array_of_ids(ids[place] for place in met), "payload": array(chunk[place].payload for place in met)}
-    for place, (status, same) in zip(met, connection_of(session).execute(EXISTING, values), strict=True):
-        submitted[place] = _met(ids[place], status, same=same)
-    return [found for found in submitted if found is not None]
-
-
-def _met(id_: uuid.UUID, status: str | None, *, same: bool) -> Submitted:
+def _found(id_: uuid.UUID, status: str | None, same: bool) -> Submitted:
+    """What stands at the place of a task. None: it was put there now. Empty: it was pruned just now."""
     if status is None:
-        raise LedgerBusy(f"The task {id_} was pruned at this very moment: submit it again.")
+        return Submitted(id_, TaskStatus.QUEUED, created=True)
+    if not status:
+        raise LedgerBusy(f"The task {id_} was pruned at this very moment; submit it again.")
     if not same:
         raise IdempotencyConflict(id_)
     return Submitted(id_, TaskStatus(status), created=False)

@@ -8,7 +8,7 @@ def test_an_invoice_is_imported(db):                      # db: a session that y
     assert_submitted(db, type="invoice.mail", payload={"invoice": 17})
 
 Submit, guard, handler, settle are those of production and send the same statements; what they would commit is a
-savepoint here. No message leaves: the rings stay in the outbox of your transaction. Nothing here needs pytest; a whole
+savepoint here. No message leaves: the wake-ups stay in the outbox of your transaction. Nothing here needs pytest; a whole
 stack as a fixture is in `embedded/pytest_plugin.py`.
 
 What is different: nobody else sees your transaction, so there is no heartbeat, no hard time limit and no other worker.

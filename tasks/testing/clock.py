@@ -5,17 +5,17 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
 from models import clock
 from models.errors import Misuse
+from models.sql import sql
 from outbox.lease import Db
 from tasks.testing.transaction import inside
 
 INSUFFICIENT_PRIVILEGE: Final = "42501"
-MOVE: Final = text("""
-    INSERT INTO ledger_clock (shift) VALUES (:by)
+MOVE: Final = sql("""
+    INSERT INTO ledger.ledger_clock (shift) VALUES (:by)
     ON CONFLICT (only_row) DO UPDATE SET shift = ledger_clock.shift + excluded.shift
 """)
 
@@ -33,7 +33,7 @@ def travel(db: Db, by: timedelta | None = None, **how_far: Any) -> datetime:
     Nobody else notices. Two tests that travel in one database at the same time wait for each other.
     """
     with inside(db) as connection:
-        role = connection.execute(text("SELECT current_user")).scalar_one()
+        role = connection.execute(sql("SELECT current_user")).scalar_one()
         try:
             with connection.begin_nested():
                 connection.execute(MOVE, {"by": by if by is not None else timedelta(**how_far)})

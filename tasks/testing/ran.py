@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from models.sql import sql
 from models.status import TaskStatus
 
-TASK: Final = text("""
+TASK: Final = sql("""
     SELECT type, payload, status, result, attempt_count, max_attempts, next_retry_at, error_message, error_code,
            last_error, updated_at
-    FROM ingest_task WHERE id = :id
+    FROM ledger.ingest_task WHERE id = :id
 """)
-TRANSITIONS: Final = text("""
-    SELECT from_status, to_status, attempt_count, message FROM ingest_task_transition WHERE task_id = :id ORDER BY id
+TRANSITIONS: Final = sql("""
+    SELECT from_status, to_status, attempt_count, message FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id
 """)
 
 

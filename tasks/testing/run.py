@@ -13,10 +13,11 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 import settings
 from models.errors import Misuse
+from models.sql import sql
 from outbox.lease import Db
 from tasks.core.due import OPEN, TIME
 from tasks.core.holders import actor
@@ -32,15 +33,15 @@ from tasks.testing.submitted import BORN_HERE, BY_A_TEST
 from tasks.testing.transaction import inside
 
 MOST_DELIVERIES: Final = 10_000
-TYPES: Final = text("SELECT DISTINCT type FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))")
+TYPES: Final = sql("SELECT DISTINCT type FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))")
 # mark: so that `submitted` tells what the test itself submitted from what the code under test did.
-MARK: Final = text("""
-    UPDATE ingest_task_transition SET message = :message
+MARK: Final = sql("""
+    UPDATE ledger.ingest_task_transition SET message = :message
     WHERE task_id = ANY(CAST(:ids AS uuid[])) AND from_status IS NULL
 """)
-DUE: Final = text(f"""
-    SELECT task.id FROM ingest_task task JOIN ingest_task_transition birth ON birth.task_id = task.id
-    WHERE birth.from_status IS NULL AND {BORN_HERE} AND task.{OPEN} AND {TIME} <= (SELECT ledger_now())
+DUE: Final = sql(f"""
+    SELECT task.id FROM ledger.ingest_task task JOIN ledger.ingest_task_transition birth ON birth.task_id = task.id
+    WHERE birth.from_status IS NULL AND {BORN_HERE} AND task.{OPEN} AND {TIME} <= (SELECT ledger.ledger_now())
       AND task.id <> ALL(CAST(:refused AS uuid[]))
     ORDER BY task.key_seq, task.created_at, birth.id LIMIT 1
 """)  # noqa: S608 - literals of ours
@@ -66,7 +67,7 @@ def run_many(type: str, payloads: Sequence[Any], db: Db | None = None, **how: An
 
 
 def deliver(db: Db, task_id: uuid.UUID) -> Ran:
-    """Run a task that is in the ledger, as when its ring comes: a retry after `travel`, one that was submitted."""
+    """Run a task that is in the ledger, as when its wake-up comes: a retry after `travel`, one that was submitted."""
     with inside(db) as connection:
         return _delivered(connection, [task_id])[0]
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import text
-
+from models.sql import sql
 from outbox.lease import Db
 from tasks.testing.transaction import inside
 
@@ -28,9 +27,9 @@ BORN_HERE: Final = f"""
          THEN pg_xact_status(CAST(CAST({_OURS} + {_LATER} AS text) AS xid8)) = 'in progress' END"""
 
 # submitted_here: tasks of this transaction in the order of their submits, but for those of `tasks.testing.run`.
-SUBMITTED_HERE: Final = text(f"""
+SUBMITTED_HERE: Final = sql(f"""
     SELECT task.id, type, payload, idempotency_key, partition_key, queue, priority, next_retry_at, status
-    FROM ingest_task task JOIN ingest_task_transition birth ON birth.task_id = task.id
+    FROM ledger.ingest_task task JOIN ledger.ingest_task_transition birth ON birth.task_id = task.id
     WHERE birth.from_status IS NULL AND birth.message IS DISTINCT FROM :by_a_test AND {BORN_HERE}
     ORDER BY birth.id
 """)  # noqa: S608 - a literal of ours

@@ -89,7 +89,9 @@ def test_a_lease_is_never_shown(callers: Callers) -> None:
     id_ = caller.submit().json()["taskId"]
     token = uuid.uuid4()
     with engine().begin() as connection:
-        connection.exec_driver_sql("UPDATE ingest_task SET status = 'RUNNING', lease_token = %s", (str(token),))
+        connection.exec_driver_sql(
+            "UPDATE celeriac.ingest_task SET status = 'RUNNING', lease_token = %s", (str(token),)
+        )
     shown = caller.get(f"/api/tasks/{id_}")
     assert shown.json()["status"] == "RUNNING"
     assert str(token) not in shown.text

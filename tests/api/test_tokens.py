@@ -8,12 +8,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from api import tokens
 from api.tokens import PREFIX, Scope, TokenExists, Unauthenticated
 from models.clock import now
 from models.engine import engine
+from models.sql import sql
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
 from tests.tasks.door import manage
@@ -44,7 +45,7 @@ def test_the_ledger_keeps_the_hash_of_a_token_and_nothing_else_of_it() -> None:
     token = manage("token", "create", "ci", "--scope", "tasks:submit").out.strip()
     assert token.startswith(PREFIX)
     with engine().connect() as connection:
-        row = dict(connection.execute(text("SELECT * FROM api_token")).mappings().one())
+        row = dict(connection.execute(sql("SELECT * FROM ledger.api_token")).mappings().one())
     assert bytes(row["token_sha256"]) == hashlib.sha256(token.encode()).digest()
     assert token.removeprefix(PREFIX) not in str(row)
     assert tokens.look_up(engine(), token) == tokens.Token("ci", frozenset({"tasks:submit"}))
@@ -113,7 +114,7 @@ def test_the_last_use_is_written_once_a_minute_and_waits_for_nobody(stack: Serve
     with engine().begin() as connection:
         token, _ = tokens.create(connection, "ci", scopes=["tasks:read"])
     with engine().begin() as other:
-        other.execute(text("SELECT FROM api_token FOR UPDATE"))
+        other.execute(sql("SELECT FROM ledger.api_token FOR UPDATE"))
         tokens.look_up(engine(), token)  # somebody holds the row: let them
     assert _last_used_at() is None
     tokens.look_up(engine(), token)
@@ -129,7 +130,7 @@ def test_the_last_use_is_written_once_a_minute_and_waits_for_nobody(stack: Serve
 
 def test_scopes_of_newer_code_are_no_harm(connection: Connection) -> None:
     token, _ = tokens.create(connection, "ci", scopes=["tasks:read"])
-    connection.execute(text("UPDATE api_token SET scopes = scopes || '{queues:pause}'"))
+    connection.execute(sql("UPDATE ledger.api_token SET scopes = scopes || '{queues:pause}'"))
     connection.commit()
     assert not tokens.look_up(engine(), token).may(*(scope for scope in Scope if scope != Scope.TASKS_READ))
 
@@ -148,4 +149,4 @@ def test_help_names_every_scope() -> None:
 
 def _last_used_at() -> Any:
     with engine().connect() as connection:
-        return connection.execute(text("SELECT last_used_at FROM api_token")).scalar_one()
+        return connection.execute(sql("SELECT last_used_at FROM ledger.api_token")).scalar_one()

@@ -24,7 +24,7 @@ from tasks.execution.deliver import ingest
 from tasks.operations import dead_tasks
 from tests.api.callers import Caller, Callers
 from tests.outbox import ledger as outbox_ledger
-from tests.outbox.ledger import move, rung
+from tests.outbox.ledger import move, woken
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks.deliveries import leases
 from tests.tasks.work import task, transitions
@@ -67,11 +67,11 @@ def status(caller: Caller, task_id: uuid.UUID) -> tuple[str, int]:
 
 @contextmanager
 def a_worker(stack: ServersOfTests) -> Iterator[None]:
-    """Runs whatever the broker rings for."""
+    """Runs whatever the broker wake-ups for."""
 
     def run() -> None:
-        wait_until(lambda: rung(stack), "the bell rings")
-        ids = [uuid.UUID(one) for message in rung(stack) for one in message]
+        wait_until(lambda: woken(stack), "the bell wake-ups")
+        ids = [uuid.UUID(one) for message in woken(stack) for one in message]
         broker.purge("ingest")
         ingest(engine(), ids)
 
@@ -87,7 +87,7 @@ def a_worker(stack: ServersOfTests) -> Iterator[None]:
 def mongo_is_down() -> Iterator[None]:
     """What the stage `store` writes to is not there."""
     with engine().begin() as connection:
-        connection.execute(text("ALTER TABLE test_stored RENAME TO test_stored_elsewhere"))
+        connection.execute(text("ALTER TABLE public.test_stored RENAME TO test_stored_elsewhere"))
     try:
         yield
     finally:

@@ -134,7 +134,7 @@ def test_a_queue_that_nobody_consumes_is_named() -> None:
     assert bad(workers._queues({"w@h": {"ingest", "system"}}, declared)) == {}
     assert bad(workers._queues({"w@h": {"ingest"}}, declared)) == {"queues": Level.FAIL}
     assert bad(workers._queues({"w@h": {"ingest", "system", "ingets"}}, declared)) == {"queues": Level.WARN}
-    assert bad(workers._queues({"w@h": {"system"}}, declared, {"system"})) == {}  # the rings come from Kafka
+    assert bad(workers._queues({"w@h": {"system"}}, declared, {"system"})) == {}  # the wake-ups come from Kafka
 
 
 def test_somebody_elses_module_of_the_same_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

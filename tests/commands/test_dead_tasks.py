@@ -15,17 +15,17 @@ from datetime import timedelta
 import pytest
 import typer
 from celery import Celery
-from sqlalchemy import text
 
 from commands import rate
 from commands.confirmation import operator
 from models.engine import engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import broker, ticks
 from tasks.core.registry import handlers
 from tasks.execution import claim
 from tasks.execution.deliver import ingest
-from tests.outbox.ledger import insert, move, rung
+from tests.outbox.ledger import insert, move, woken
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
 from tests.tasks.door import DIES, Done, buried, change, dead, manage, started, statuses, submitted
@@ -157,10 +157,10 @@ def test_the_longest_dead_come_first_and_never_more_than_the_limit(stack: Server
 def test_the_queue_of_dead_letters_follows(stack: ServersOfTests) -> None:
     stays, goes = dead(DIES, DIES)
     ticks.run("relay")
-    assert sorted(map(str, rung(stack, DLQ))) == sorted(map(str, [stays, goes]))
+    assert sorted(map(str, woken(stack, DLQ))) == sorted(map(str, [stays, goes]))
     assert manage("requeue-dead", "--id", goes, "--json").json["letters"] == 1
     ticks.run("relay")
-    assert list(map(str, rung(stack, DLQ))) == [str(stays)]
+    assert list(map(str, woken(stack, DLQ))) == [str(stays)]
 
 
 def test_a_broker_that_is_away_is_a_warning(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,19 +215,19 @@ def test_ctrl_c_stops_between_two_batches_and_says_how_far_it_got(stack: Servers
 def refused_by_the_database(task: uuid.UUID) -> Iterator[None]:
     with engine().begin() as connection:
         connection.execute(
-            text("""
+            sql("""
             CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'""")
         )
         connection.execute(
-            text(f"""
-            CREATE TRIGGER refuse BEFORE UPDATE ON ingest_task FOR EACH ROW WHEN (OLD.id = '{task}')
+            sql(f"""
+            CREATE TRIGGER refuse BEFORE UPDATE ON ledger.ingest_task FOR EACH ROW WHEN (OLD.id = '{task}')
             EXECUTE FUNCTION refuse()""")
         )
     try:
         yield
     finally:
         with engine().begin() as connection:
-            connection.execute(text("DROP FUNCTION refuse CASCADE"))
+            connection.execute(sql("DROP FUNCTION refuse CASCADE"))
 
 
 def test_a_failure_half_way_says_how_far_it_got(stack: ServersOfTests) -> None:
@@ -261,22 +261,22 @@ def test_a_task_that_waits_for_its_next_attempt_is_due_now_and_nothing_is_charge
     row = work.task(task)
     assert (row["status"], row["attempt_count"]) == ("RETRYING", before["attempt_count"])
     assert row["next_retry_at"] < before["next_retry_at"]
-    assert (work.rings()[-1].ids, work.rings()[-1].due_at) == ([task], None)
+    assert (work.wakeups()[-1].ids, work.wakeups()[-1].due_at) == ([task], None)
     with engine().connect() as connection:
-        ((code, who, detail),) = connection.execute(text("SELECT code, worker_id, detail FROM task_audit")).all()
+        ((code, who, detail),) = connection.execute(sql("SELECT code, worker_id, detail FROM ledger.task_audit")).all()
     assert (code, who) == ("retry_now", operator())
     assert detail.startswith("mended; was due at ")
     ingest(engine(), [task])
     assert statuses([task]) == ["SUCCEEDED"]
 
 
-def test_a_task_that_was_scheduled_for_later_runs_now_and_its_old_ring_finds_nothing_to_do(
+def test_a_task_that_was_scheduled_for_later_runs_now_and_its_old_wakeup_finds_nothing_to_do(
     stack: ServersOfTests,
 ) -> None:
     (task,) = submitted({}, run_at=timedelta(hours=1))
     assert manage("retry-now", task).code == 0
     assert submitter().flush(60)
-    assert [str(task)] in rung(stack)
+    assert [str(task)] in woken(stack)
     ingest(engine(), [task])
     move(stack, 3601)
     ticks.run("relay")
@@ -304,7 +304,7 @@ def test_what_does_not_wait_cannot_be_hurried(stack: ServersOfTests) -> None:
 
 def test_a_task_that_is_due_already_is_left_alone(stack: ServersOfTests) -> None:
     (task,) = submitted({})
-    before = work.rings()
+    before = work.wakeups()
     refused = manage("retry-now", task)
     assert (refused.code, "due already" in refused.err) == (1, True)
-    assert [ring.id for ring in work.rings()] == [ring.id for ring in before]
+    assert [wakeup.id for wakeup in work.wakeups()] == [wakeup.id for wakeup in before]

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import typer.main
 from celery import Celery
-from sqlalchemy import text
 from typer.testing import CliRunner
 
 import commands
 from models.clock import now
 from models.engine import engine
+from models.sql import sql
 from models.status import TaskStatus
 from outbox.after_commit_publisher import submitter
 from tasks import broker
@@ -26,7 +26,7 @@ from tasks.execution.claim import claim
 from tasks.execution.deliver import ingest
 from tasks.operations import rebuild_broker, stats
 from tasks.submission import json_lines
-from tests.outbox.ledger import arrived, move, rung
+from tests.outbox.ledger import arrived, move, woken
 from tests.outbox.ledger import rows as events
 from tests.servers import ServersOfTests
 from tests.tasks import work
@@ -112,7 +112,7 @@ def test_each_line_is_a_task(stack: ServersOfTests, tmp_path: Path) -> None:
     rows = work.rows("payload, priority")
     assert sorted(payload["n"] for payload, _ in rows) == list(range(2500))
     assert {priority for _, priority in rows} == {7}
-    assert len(work.rings()) == 25
+    assert len(work.wakeups()) == 25
 
 
 def test_a_bad_line_is_named_and_nothing_at_all_is_submitted(
@@ -234,11 +234,11 @@ def test_a_task_is_shown_with_its_history_and_its_payload_cut_for_people_only(st
     assert "x" * 2000 not in shown.replace("\n", "").replace(" ", "")
 
 
-def test_a_task_that_waits_is_shown_with_its_ring_and_the_missing_worker(stack: ServersOfTests) -> None:
+def test_a_task_that_waits_is_shown_with_its_wakeup_and_the_missing_worker(stack: ServersOfTests) -> None:
     (task,) = submitted({}, run_at=timedelta(minutes=10))
     found = manage("show", task, "--json").json
     assert [each["code"] for each in found["why"]] == ["not_due", "no_worker"]
-    assert [ring["nextRetryAt"] for ring in found["rings"]] == [found["nextRetryAt"]]
+    assert [wakeup["nextRetryAt"] for wakeup in found["wakeups"]] == [found["nextRetryAt"]]
 
 
 def test_what_holds_a_running_task_and_what_was_refused_is_shown(stack: ServersOfTests) -> None:
@@ -246,7 +246,7 @@ def test_what_holds_a_running_task_and_what_was_refused_is_shown(stack: ServersO
     with engine().connect() as connection:
         held = claim(connection, [task], handlers=handlers(), holder="a worker", lease_seconds=60)
     with engine().begin() as connection:
-        audit = text("INSERT INTO task_audit (task_id, code, worker_id) VALUES (:id, 'late_success', 'sleeper')")
+        audit = sql("INSERT INTO ledger.task_audit (task_id, code, worker_id) VALUES (:id, 'late_success', 'sleeper')")
         connection.execute(audit, {"id": task})
     found = manage("show", task, "--json")
     assert (found.json["lease"]["holder"], found.json["audits"][0]["code"]) == ("a worker", "late_success")
@@ -316,10 +316,10 @@ def test_reclaim_takes_over_once_and_says_what_it_found(stack: ServersOfTests) -
     manage("reclaim", "--once")
     with engine().connect() as connection:
         claim(connection, [task], handlers=handlers(), holder="gone", lease_seconds=1)
-        connection.execute(text("UPDATE task_lease SET lease_until = lease_until - interval '1 minute'"))
+        connection.execute(sql("UPDATE ledger.task_lease SET lease_until = lease_until - interval '1 minute'"))
         connection.commit()
     assert manage("reclaim", "--once", "--json").json == {
-        "ran": True, "leases": 1, "charged": 1, "isolated": 0, "rungAgain": 0
+        "ran": True, "leases": 1, "charged": 1, "isolated": 0, "wokenAgain": 0
     }  # fmt: skip
     assert statuses([task]) == ["RETRYING"]
 
@@ -327,23 +327,23 @@ def test_reclaim_takes_over_once_and_says_what_it_found(stack: ServersOfTests) -
 def test_reclaim_that_runs_elsewhere_is_not_run_twice(stack: ServersOfTests) -> None:
     with engine().begin() as connection:
         connection.execute(
-            text("""
-            INSERT INTO tick (name, holder, lease_token, lease_until)
-            VALUES ('reclaim', 'another', gen_random_uuid(), ledger_now() + interval '1 minute')""")
+            sql("""
+            INSERT INTO ledger.tick (name, holder, lease_token, lease_until)
+            VALUES ('reclaim', 'another', gen_random_uuid(), ledger.ledger_now() + interval '1 minute')""")
         )
     assert manage("reclaim", "--once", "--json").json == {"ran": False}
     assert "elsewhere" in manage("reclaim", "--once").out
 
 
-def test_after_a_flush_everything_that_is_due_is_rung_and_the_dead_letters_are_back(stack: ServersOfTests) -> None:
+def test_after_a_flush_everything_that_is_due_is_woken_and_the_dead_letters_are_back(stack: ServersOfTests) -> None:
     (died,) = dead()
     due = submitted(*[{}] * 250)
     (scheduled,) = submitted({}, run_at=timedelta(hours=1))
     stack.flush_redis()
     said = manage("rebuild-broker", "--dry-run", "--json").json
     assert (said["tasks"], said["dead"], said["due"]) == (250, 1, [{"queue": "ingest", "type": FLAKY, "count": 250}])
-    assert rung(stack) == []
-    assert manage("rebuild-broker", "--json").json == {"tasks": 250, "rings": 3, "letters": 1}
+    assert woken(stack) == []
+    assert manage("rebuild-broker", "--json").json == {"tasks": 250, "wakeups": 3, "letters": 1}
     assert submitter().flush(60)
     assert arrived(stack) == dict.fromkeys(map(str, due), 1)
     assert str(scheduled) not in arrived(stack)
@@ -356,39 +356,39 @@ def test_a_rebuild_beside_workers_and_submitters_ends_and_runs_nothing_twice(
     monkeypatch.setattr(rebuild_broker, "PAGE", 100)
     tasks = submitted(*[{}] * 150)
     new, seen = [], 0
-    for so_far in rebuild_broker.ring_all_due(engine()):
+    for so_far in rebuild_broker.wake_all_due(engine()):
         seen = so_far.tasks
         new += submitted({})  # whoever rang for these too would never end
         ingest(engine(), tasks[:50])
     assert submitter().flush(60)
     assert 100 <= seen <= 150
-    rings = Counter(id_ for ring in work.rings() for id_ in ring.ids)
-    assert {rings[task] for task in new} == {1}
+    wakeups = Counter(id_ for wakeup in work.wakeups() for id_ in wakeup.ids)
+    assert {wakeups[task] for task in new} == {1}
     ingest(engine(), tasks)
     assert {tuple(work.transitions(task)) for task in tasks} == {
         ((None, "QUEUED"), ("QUEUED", "RUNNING"), ("RUNNING", "SUCCEEDED"))
     }
 
 
-def test_a_broker_that_is_away_is_said_before_anything_is_rung(
+def test_a_broker_that_is_away_is_said_before_anything_is_woken(
     stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted({})
-    before = len(work.rings())
+    before = len(work.wakeups())
     monkeypatch.setattr(broker, "app", Celery(broker="redis://127.0.0.1:1/0", set_as_current=False))
     refused = manage("rebuild-broker")
     assert refused.code == 3
     assert "The broker does not answer" in refused.err
-    assert len(work.rings()) == before
+    assert len(work.wakeups()) == before
 
 
-def test_tasks_of_one_moment_are_rung_page_by_page(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_one_moment_are_woken_page_by_page(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rebuild_broker, "PAGE", 100)
     tasks = submitted(*[{}] * 250, run_at=timedelta(seconds=1))
     with engine().connect() as connection:
         before = now(connection)
     move(stack, 2)
-    assert list(rebuild_broker.ring_all_due(engine()))[-1] == rebuild_broker.Rung(250, 3)
+    assert list(rebuild_broker.wake_all_due(engine()))[-1] == rebuild_broker.Woken(250, 3)
     assert submitter().flush(60)
-    assert {rung_at > before for (rung_at,) in work.rows("rung_at")} == {True}
-    assert sorted(id_ for ring in work.rings()[-3:] for id_ in ring.ids) == sorted(tasks)
+    assert {last_wakeup_at > before for (last_wakeup_at,) in work.rows("last_wakeup_at")} == {True}
+    assert sorted(id_ for wakeup in work.wakeups()[-3:] for id_ in wakeup.ids) == sorted(tasks)

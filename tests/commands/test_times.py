@@ -7,9 +7,9 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import text
 
 from models.engine import engine
+from models.sql import sql
 from tasks.execution.deliver import ingest
 from tests.outbox.ledger import insert
 from tests.servers import ServersOfTests
@@ -26,7 +26,7 @@ def in_shanghai(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever connects from here has another time zone than UTC."""
     monkeypatch.setenv("PGTZ", "Asia/Shanghai")
     with engine().connect() as connection:
-        assert connection.execute(text("SHOW timezone")).scalar() == "Asia/Shanghai"
+        assert connection.execute(sql("SHOW timezone")).scalar() == "Asia/Shanghai"
 
 
 def is_now(at: datetime) -> bool:
@@ -61,7 +61,7 @@ def test_every_time_is_printed_in_utc_and_says_so_whatever_the_time_zone_of_the_
 def test_a_time_that_is_copied_from_what_was_printed_is_the_same_time() -> None:
     (task,) = dead()
     with engine().begin() as connection:
-        connection.execute(text("UPDATE ingest_task SET finished_at = date_trunc('second', finished_at)"))
+        connection.execute(sql("UPDATE ledger.ingest_task SET finished_at = date_trunc('second', finished_at)"))
     (at,) = re.findall(r"finished +(.+ UTC)", manage("show", task).out)
     assert at in manage("show", task).out.partition("why it is not running")[2]  # the sentence says the same
     for copied in (at, at.removesuffix(" UTC")):

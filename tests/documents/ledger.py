@@ -5,12 +5,11 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from sqlalchemy import text
-
 import documents
 from documents import store
 from documents.chunks import chunks
 from models.engine import engine, sessions
+from models.sql import sql
 from tasks.submission.submit import Submitted
 
 
@@ -31,13 +30,13 @@ def searchable(content: str, name: str = "a.txt") -> uuid.UUID:
 
 def document(name: str = "a.txt") -> dict[str, Any]:
     with engine().connect() as connection:
-        found = connection.execute(text("SELECT * FROM document WHERE name = :name"), {"name": name})
+        found = connection.execute(sql("SELECT * FROM ledger.document WHERE name = :name"), {"name": name})
         return dict(found.mappings().one())
 
 
 def chunk_texts(name: str = "a.txt") -> list[str]:
-    statement = text("""
-        SELECT text FROM document_chunk JOIN document ON id = document_id WHERE name = :name ORDER BY position""")
+    statement = sql("""
+        SELECT text FROM ledger.document_chunk JOIN ledger.document ON id = document_id WHERE name = :name ORDER BY position""")
     with engine().connect() as connection:
         return list(connection.execute(statement, {"name": name}).scalars())
 

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stored() -> list[str]:
-    return sorted(str(scalar("SELECT coalesce(string_agg(name, '|'), '') FROM document")).split("|"))
+    return sorted(str(scalar("SELECT coalesce(string_agg(name, '|'), '') FROM ledger.document")).split("|"))
 
 
 @pytest.mark.parametrize("name", ["ingest", "search"])
@@ -73,7 +73,7 @@ def test_a_dry_run_says_which_and_uploads_nothing(folder: Path) -> None:
     assert said.code == 0
     assert said.out.splitlines()[:5] == ["a.md", "d.pdf", "sub/b.txt", "sub/deep/c.html", "4 files would be uploaded"]
     assert manage("ingest", folder, "--dry-run", "--json").json["files"][0] == {"name": "a.md"}
-    assert scalar("SELECT count(*) FROM document") == 0
+    assert scalar("SELECT count(*) FROM ledger.document") == 0
 
 
 def test_a_file_that_is_named_is_taken_whatever_it_is_called(folder: Path) -> None:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 import settings
 from documents import handler, store
 from documents.chroma import Chroma
 from documents.chunks import chunks
 from models.engine import engine
+from models.sql import sql
 from tests.documents.chroma_server import ChromaServer, chroma_server
 from tests.documents.files import SENTENCE, TEXT_STREAM, bomb, pdf, raw_pdf
 from tests.documents.ledger import chunk_texts, document, found, names, uploaded
@@ -157,7 +157,7 @@ def test_chunks_and_success_commit_together_or_not_at_all() -> None:
         if not seen or seen[-1][0] == "RUNNING":
             with engine().connect() as another:
                 status = another.execute(
-                    text("SELECT status FROM ingest_task WHERE id = :id"), {"id": id_}
+                    sql("SELECT status FROM ledger.ingest_task WHERE id = :id"), {"id": id_}
                 ).scalar_one()
             seen.append((status, chunk_texts()))
 
@@ -194,7 +194,7 @@ def test_a_payload_that_no_upload_wrote_is_dead_with_a_sentence() -> None:
 def test_a_document_that_was_deleted_meanwhile_is_no_failure() -> None:
     id_ = uploaded("text").task_id
     with engine().begin() as connection:
-        connection.execute(text("DELETE FROM document"))
+        connection.execute(sql("DELETE FROM ledger.document"))
     delivered([id_])
     assert task(id_)["status"] == "DISCARDED"
 
@@ -254,7 +254,7 @@ def test_an_older_one_that_was_overtaken_takes_its_copy_back(chroma: ChromaServe
 
 def test_one_that_was_killed_after_it_told_chroma_and_is_old_by_then_takes_its_copy_back(chroma: ChromaServer) -> None:
     older = uploaded("old words").task_id
-    change(older, "next_retry_at = ledger_now() + interval '1 hour'")
+    change(older, "next_retry_at = ledger.ledger_now() + interval '1 hour'")
     ingested("new words")
     with Chroma(chroma.url) as client:
         client.put(document()["id"], 1, "a.txt", chunks("old words"))
@@ -294,4 +294,4 @@ def test_the_walk_of_the_specification_with_a_chroma_that_is_not_there(stack: Se
         ("RETRYING", "RUNNING"),
         ("RUNNING", "DEAD"),
     ]
-    assert scalar("SELECT count(*) FROM document_chunk") == 0
+    assert scalar("SELECT count(*) FROM ledger.document_chunk") == 0

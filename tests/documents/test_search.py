@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from sqlalchemy import text
 
 from documents.search import SEARCH
 from models.engine import engine
+from models.sql import sql
 from tests.documents.ledger import found, names, searchable
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import scalar
@@ -21,7 +21,7 @@ from tests.tasks.deliveries import scalar
 def ledger(stack: ServersOfTests) -> None:
     searchable("The lease of a worker runs out. " + "Nothing else is said here. " * 20, "leases.md")
     searchable("A lease, a lease, a lease: the token of the lease decides.", "tokens.md")
-    searchable("Brokers ring the bell. A token is random.", "brokers.md")
+    searchable("Brokers wake-up the bell. A token is random.", "brokers.md")
 
 
 def test_a_hit_says_where_it_is_how_good_it_is_and_what_was_found() -> None:
@@ -29,7 +29,7 @@ def test_a_hit_says_where_it_is_how_good_it_is_and_what_was_found() -> None:
     assert (hit.name, hit.position) == ("brokers.md", 0)
     assert isinstance(hit.document_id, uuid.UUID)
     assert 0 < hit.rank < 1
-    assert hit.highlight == "⟦Brokers⟧ ring the bell. A token is random"
+    assert hit.highlight == "⟦Brokers⟧ wake-up the bell. A token is random"
 
 
 def test_all_words_are_wanted_and_more_of_them_near_each_other_are_better() -> None:
@@ -37,8 +37,8 @@ def test_all_words_are_wanted_and_more_of_them_near_each_other_are_better() -> N
     assert names("LEASE token") == ["tokens.md"]
     assert names("lease or bell")[0] == "tokens.md"
     assert sorted(names("lease or bell")) == ["brokers.md", "leases.md", "tokens.md"]
-    assert names('"ring the bell"') == ["brokers.md"]
-    assert names('"bell the ring"') == []
+    assert names('"wake-up the bell"') == ["brokers.md"]
+    assert names('"bell the wake-up"') == []
     assert names("token -lease") == ["brokers.md"]
 
 
@@ -78,7 +78,7 @@ def test_nothing_that_somebody_types_is_an_error() -> None:
     )  # fmt: skip
     for words in typed:
         assert len(found(words)) <= 3
-    assert scalar("SELECT count(*) FROM document") == 3
+    assert scalar("SELECT count(*) FROM ledger.document") == 3
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
@@ -89,6 +89,6 @@ def test_nothing_at_all_is(words: str) -> None:
 
 def test_words_are_looked_up_in_their_index() -> None:
     with engine().begin() as connection:
-        connection.execute(text("SET LOCAL enable_seqscan = off"))
-        plan = connection.execute(text(f"EXPLAIN {SEARCH}"), {"words": "lease", "limit": 10}).scalars()
+        connection.execute(sql("SET LOCAL enable_seqscan = off"))
+        plan = connection.execute(sql(f"EXPLAIN {SEARCH}"), {"words": "lease", "limit": 10}).scalars()
         assert "ix_document_chunk_words" in "".join(plan)

@@ -7,13 +7,13 @@ import threading
 import uuid
 
 import pytest
-from sqlalchemy import text
 
 import documents
 import settings
 from documents import BadDocumentName, DocumentTooLarge, store
 from documents.chunks import chunks
 from models.engine import engine, sessions
+from models.sql import sql
 from tasks import Discard
 from tasks.operations.dead_tasks import Choice, discard
 from tests.documents.ledger import chunk_texts, document, searchable, uploaded
@@ -36,7 +36,7 @@ def test_an_upload_that_is_rolled_back_never_was() -> None:
     with sessions()() as session:
         documents.upload(session, name="a.txt", content=b"text")
         session.rollback()
-    assert (rows(), scalar("SELECT count(*) FROM document")) == ([], 0)
+    assert (rows(), scalar("SELECT count(*) FROM ledger.document")) == ([], 0)
 
 
 def test_the_same_file_again_meets_the_same_task() -> None:
@@ -108,7 +108,7 @@ def test_a_file_over_the_limit_is_refused_before_anything_is_stored(monkeypatch:
 def test_two_uploads_of_one_name_wait_for_each_other_and_the_last_to_commit_is_current() -> None:
     with sessions()() as first, sessions()() as second:
         documents.upload(first, name="a.txt", content=b"one")
-        pid = second.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        pid = second.execute(sql("SELECT pg_backend_pid()")).scalar_one()
         thread = threading.Thread(target=documents.upload, args=(second,), kwargs={"name": "a.txt", "content": b"two"})
         thread.start()
         wait_until_blocked(pid)
@@ -130,7 +130,7 @@ def test_chunks_are_replaced_as_a_whole() -> None:
 def test_an_old_revision_writes_nothing() -> None:
     id_ = searchable("new")
     with sessions().begin() as session:
-        session.execute(text("UPDATE document SET revision = 5"))
+        session.execute(sql("UPDATE ledger.document SET revision = 5"))
     for revision in (1, 4, 6):
         with pytest.raises(Discard), sessions().begin() as session:
             store.replace_chunks(session, id_, revision, chunks("old"))
@@ -153,7 +153,7 @@ def test_an_upload_that_commits_while_an_older_one_is_being_written_wins() -> No
 
     with sessions()() as newer, sessions()() as older:
         documents.upload(newer, name="a.txt", content=b"two")
-        pid = older.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        pid = older.execute(sql("SELECT pg_backend_pid()")).scalar_one()
         thread = threading.Thread(target=write_old)
         thread.start()
         wait_until_blocked(pid)
@@ -168,7 +168,7 @@ def test_an_upload_waits_until_chunks_that_are_being_written_are_committed() -> 
     id_ = searchable("one")
     with sessions()() as writer, sessions()() as newer:
         store.replace_chunks(writer, id_, 1, chunks("one again"))
-        pid = newer.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        pid = newer.execute(sql("SELECT pg_backend_pid()")).scalar_one()
         thread = threading.Thread(target=documents.upload, args=(newer,), kwargs={"name": "a.txt", "content": b"two"})
         thread.start()
         wait_until_blocked(pid)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
 from embedded import test_stack
 from embedded.temporary_servers import Scratch
 from embedded.test_stack import StackOfTests
 from models.errors import Misuse
+from models.sql import sql
 from tasks import Task, submit
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import handled
@@ -63,7 +64,7 @@ def test_the_next_test_finds_nothing(of_tests: StackOfTests) -> None:
     assert rows() == []
     assert of_tests.run_all() == 0
     with of_tests.engine.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM ledger_clock")).scalar() == 0
+        assert connection.execute(sql("SELECT count(*) FROM ledger.ledger_clock")).scalar() == 0
 
 
 def test_tasks_that_submit_each_other_for_ever_end_with_a_sentence(

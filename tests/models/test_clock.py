@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from models.engine import make_engine
+from models.sql import sql
 from tasks.core.due import DUE_AT
 from tests.models.moving_clock import move_clock
 from tests.servers import Cluster
@@ -29,13 +30,13 @@ def superuser(postgres: Cluster, database: str) -> Iterator[Engine]:
     engine = make_engine(postgres.superuser_url(str(make_url(database).database)))
     yield engine
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE ledger_clock"))
+        connection.execute(sql("TRUNCATE ledger.ledger_clock"))
     engine.dispose()
 
 
 def ahead(engine: Engine) -> timedelta:
     with engine.connect() as connection:
-        shift: timedelta = connection.scalar(text("SELECT ledger_now() - clock_timestamp()"))
+        shift: timedelta = connection.scalar(sql("SELECT ledger.ledger_now() - clock_timestamp()"))
     return shift
 
 
@@ -45,14 +46,14 @@ def test_the_clock_is_the_servers_own_until_it_is_moved(owner: Engine) -> None:
 
 def test_a_moved_clock_moves_for_every_other_connection_and_moves_add_up(owner: Engine, superuser: Engine) -> None:
     with owner.connect() as other:
-        before: datetime = other.scalar(text("SELECT ledger_now()"))
+        before: datetime = other.scalar(sql("SELECT ledger.ledger_now()"))
         other.commit()
         for _ in range(2):
             with superuser.begin() as connection:
                 move_clock(connection, timedelta(hours=1))
-        after: datetime = other.scalar(text("SELECT ledger_now()"))
+        after: datetime = other.scalar(sql("SELECT ledger.ledger_now()"))
         stamped: datetime = other.scalar(
-            text("INSERT INTO outbox_event (destination, payload) VALUES ('x', '1') RETURNING created_at")
+            sql("INSERT INTO ledger.outbox_event (destination, payload) VALUES ('x', '1') RETURNING created_at")
         )
     assert timedelta(hours=2) <= after - before < timedelta(hours=2, minutes=1)
     assert stamped >= after
@@ -61,30 +62,30 @@ def test_a_moved_clock_moves_for_every_other_connection_and_moves_add_up(owner: 
 @pytest.mark.parametrize(
     "statement",
     [
-        "INSERT INTO ledger_clock (shift) VALUES ('1 hour')",
-        "UPDATE ledger_clock SET shift = '1 hour'",
-        "DELETE FROM ledger_clock",
-        "TRUNCATE ledger_clock",
+        "INSERT INTO ledger.ledger_clock (shift) VALUES ('1 hour')",
+        "UPDATE ledger.ledger_clock SET shift = '1 hour'",
+        "DELETE FROM ledger.ledger_clock",
+        "TRUNCATE ledger.ledger_clock",
     ],
 )
 def test_even_the_owner_of_the_table_cannot_move_the_clock(owner: Engine, statement: str) -> None:
-    with pytest.raises(ProgrammingError, match=r"only a superuser .* may move the clock"), owner.begin() as connection:
-        connection.execute(text(statement))
+    with pytest.raises(ProgrammingError, match=r"Only a superuser .* may move the clock"), owner.begin() as connection:
+        connection.execute(sql(statement))
     assert abs(ahead(owner)) < timedelta(seconds=1)
 
 
 def test_there_is_one_shift_at_most(superuser: Engine) -> None:
     with pytest.raises(IntegrityError, match="ck_ledger_clock_only_row"), superuser.begin() as connection:
-        connection.execute(text("INSERT INTO ledger_clock (only_row) VALUES (true), (false)"))
+        connection.execute(sql("INSERT INTO ledger.ledger_clock (only_row) VALUES (true), (false)"))
     with pytest.raises(IntegrityError, match="pk_ledger_clock"), superuser.begin() as connection:
-        connection.execute(text("INSERT INTO ledger_clock (only_row) VALUES (true), (true)"))
+        connection.execute(sql("INSERT INTO ledger.ledger_clock (only_row) VALUES (true), (true)"))
 
 
 def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engine) -> None:
     with owner.connect() as connection:
-        connection.execute(text("CREATE TEMP TABLE ledger_clock AS SELECT interval '9 years' AS shift"))
-        connection.execute(text("SET LOCAL search_path = pg_temp"))
-        shift: timedelta = connection.scalar(text("SELECT public.ledger_now() - clock_timestamp()"))
+        connection.execute(sql("CREATE TEMP TABLE ledger.ledger_clock AS SELECT interval '9 years' AS shift"))
+        connection.execute(sql("SET LOCAL search_path = pg_temp"))
+        shift: timedelta = connection.scalar(sql("SELECT public.ledger_now() - clock_timestamp()"))
     assert abs(shift) < timedelta(seconds=1)
 
 
@@ -93,12 +94,12 @@ def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engin
     [
         (
             "ix_ingest_task_due",
-            "SELECT id FROM ingest_task WHERE queue = 'ingest' AND type = 't' AND status IN ('QUEUED', 'RETRYING')"
+            "SELECT id FROM ledger.ingest_task WHERE queue = 'ingest' AND type = 't' AND status IN ('QUEUED', 'RETRYING')"
             f" AND {DUE_AT} <= {{now}} ORDER BY queue, type, {DUE_AT} LIMIT 10",
         ),
         (
             "ix_outbox_event_unsent",
-            "SELECT id FROM outbox_event WHERE destination = 'd' AND status IN ('NEW', 'RETRYING')"
+            "SELECT id FROM ledger.outbox_event WHERE destination = 'd' AND status IN ('NEW', 'RETRYING')"
             " AND ordering_key IS NULL"
             " AND coalesce(next_retry_at, '-infinity') <= {now}"
             " ORDER BY coalesce(next_retry_at, '-infinity'), id LIMIT 10",
@@ -106,23 +107,23 @@ def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engin
     ],
     ids=["tasks", "outbox"],
 )
-@pytest.mark.parametrize("now", ["(SELECT ledger_now())", "ledger_now()"])
+@pytest.mark.parametrize("now", ["(SELECT ledger.ledger_now())", "ledger.ledger_now()"])
 def test_a_due_query_never_walks_over_what_is_not_due(owner: Engine, index: str, query: str, now: str) -> None:
     with owner.connect() as connection:
         connection.execute(
-            text(
-                "INSERT INTO ingest_task (id, type, payload, next_retry_at)"
+            sql(
+                "INSERT INTO ledger.ingest_task (id, type, payload, next_retry_at)"
                 " SELECT gen_random_uuid(), 't', '{}', now() + interval '1 day' FROM generate_series(1, 5000)"
             )
         )
         connection.execute(
-            text(
-                "INSERT INTO outbox_event (destination, payload, next_retry_at)"
+            sql(
+                "INSERT INTO ledger.outbox_event (destination, payload, next_retry_at)"
                 " SELECT 'd', '{}', now() + interval '1 day' FROM generate_series(1, 5000)"
             )
         )
-        connection.execute(text("ANALYZE ingest_task, outbox_event"))
-        explained: Any = connection.scalar(text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {query.format(now=now)}"))
+        connection.execute(sql("ANALYZE ingest_task, outbox_event"))
+        explained: Any = connection.scalar(sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {query.format(now=now)}"))
     plan = explained if isinstance(explained, list) else json.loads(explained)
     scan = next(node for node in nodes(plan[0]["Plan"]) if node.get("Index Name") == index)
     assert "COALESCE(next_retry_at" in scan["Index Cond"]

@@ -15,7 +15,7 @@ from models.prepared import Prepared
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import watching
 
-COUNT = Prepared("SELECT count(*) + CAST(:more AS integer) FROM prepared_things WHERE name <> '50%'")
+COUNT = Prepared("SELECT count(*) + CAST(:more AS integer) FROM public.prepared_things WHERE name <> '50%'")
 NAMES = text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'celeriac%'")
 
 
@@ -27,10 +27,10 @@ class Struck(Exception):
 def engine(stack: ServersOfTests, database: str) -> Iterator[Engine]:
     made = make_engine(database)
     with made.begin() as connection:
-        connection.execute(text("CREATE TABLE prepared_things (name text)"))
+        connection.execute(text("CREATE TABLE public.prepared_things (name text)"))
     yield made
     with made.begin() as connection:
-        connection.execute(text("DROP TABLE prepared_things"))
+        connection.execute(text("DROP TABLE public.prepared_things"))
     made.dispose()
 
 
@@ -40,7 +40,7 @@ def count(connection: Connection, more: int = 0) -> int:
 
 def test_what_was_prepared_in_a_transaction_that_was_rolled_back_is_still_there(engine: Engine) -> None:
     with engine.connect() as connection:
-        connection.execute(text("INSERT INTO prepared_things VALUES ('undone')"))
+        connection.execute(text("INSERT INTO public.prepared_things VALUES ('undone')"))
         with connection.begin_nested() as savepoint:
             assert count(connection, 1) == 2
             savepoint.rollback()
@@ -76,7 +76,7 @@ def test_whoever_is_interrupted_between_preparing_and_knowing_it_can_go_on(engin
 def test_a_changed_table_and_a_lost_connection_cost_nothing(engine: Engine) -> None:
     for change in ("ADD COLUMN more integer", "DROP COLUMN more", "ALTER COLUMN name TYPE varchar(100)"):
         with engine.begin() as connection:
-            connection.execute(text(f"ALTER TABLE prepared_things {change}"))
+            connection.execute(text(f"ALTER TABLE public.prepared_things {change}"))
             assert count(connection, 5) == 5
         with engine.connect() as connection, pytest.raises(DBAPIError):
             connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
@@ -93,14 +93,14 @@ def test_threads_and_connections_that_commit_at_once_know_their_own(engine: Engi
         assert list(threads.map(ask, range(200))) == list(range(200))
 
 
-NAMED = Prepared("SELECT name FROM prepared_things LIMIT CAST(:most AS integer)")
+NAMED = Prepared("SELECT name FROM public.prepared_things LIMIT CAST(:most AS integer)")
 
 
 @pytest.mark.parametrize("asks", [Prepared.row, Prepared.rows], ids=["row", "rows"])
-@pytest.mark.parametrize("stale", ["DEALLOCATE ALL", "ALTER TABLE prepared_things ALTER name TYPE char(9)"])
+@pytest.mark.parametrize("stale", ["DEALLOCATE ALL", "ALTER TABLE public.prepared_things ALTER name TYPE char(9)"])
 def test_a_plan_that_the_server_has_dropped_or_outgrown_is_made_anew(stale: str, asks: Any, engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.execute(text("INSERT INTO prepared_things VALUES ('a thing')"))
+        connection.execute(text("INSERT INTO public.prepared_things VALUES ('a thing')"))
     with at_once(engine) as connection:
         before = asks(NAMED, connection, {"most": 1})
         connection.execute(text(stale))

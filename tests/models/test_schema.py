@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect
 
 from models import schema
 from models.engine import make_engine
 from models.errors import LedgerBusy, Misuse, SchemaMismatch
 from models.schema import head_revision, known_revisions, migrate
+from models.sql import sql
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def leftovers(engine: Engine) -> list[str]:
     with engine.connect() as connection:
         return list(
             connection.scalars(
-                text("""
-                    SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relname !~ '^alembic'
-                    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+                sql("""
+                    SELECT relname FROM pg_class WHERE relnamespace = 'celeriac'::regnamespace AND relname !~ '^alembic'
+                    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'celeriac'::regnamespace
                     UNION ALL SELECT tgname FROM pg_trigger
                 """)
             )
@@ -40,7 +41,7 @@ def leftovers(engine: Engine) -> list[str]:
 
 def test_an_empty_database_goes_to_head_and_back_and_to_head_again(empty: Engine) -> None:
     assert migrate(empty) == head_revision() == known_revisions()[-1]
-    assert "ingest_task" in inspect(empty).get_table_names()
+    assert "ingest_task" in inspect(empty).get_table_names(schema="celeriac")
     assert migrate(empty, "base") is None
     assert leftovers(empty) == []
     assert migrate(empty) == head_revision()
@@ -49,10 +50,10 @@ def test_an_empty_database_goes_to_head_and_back_and_to_head_again(empty: Engine
 def test_a_migration_that_has_nothing_to_do_does_nothing(empty: Engine) -> None:
     migrate(empty)
     with empty.connect() as connection:
-        before = connection.scalar(text("SELECT oid FROM pg_class WHERE relname = 'ingest_task'"))
+        before = connection.scalar(sql("SELECT oid FROM pg_class WHERE relname = 'ingest_task'"))
     assert migrate(empty) == head_revision()
     with empty.connect() as connection:
-        assert connection.scalar(text("SELECT oid FROM pg_class WHERE relname = 'ingest_task'")) == before
+        assert connection.scalar(sql("SELECT oid FROM pg_class WHERE relname = 'ingest_task'")) == before
 
 
 def test_an_unknown_target_is_a_misuse(empty: Engine) -> None:
@@ -74,38 +75,38 @@ def test_migrations_that_start_at_once_all_end_at_head(empty: Engine) -> None:
 
 def test_a_second_migration_waits_for_the_first_and_says_busy_instead_of_hanging(empty: Engine) -> None:
     with empty.connect() as other:
-        other.execute(text("SELECT pg_advisory_lock(:key)"), {"key": schema.MIGRATION_LOCK})
+        other.execute(sql("SELECT pg_advisory_lock(:key)"), {"key": schema.MIGRATION_LOCK})
         with pytest.raises(LedgerBusy, match=r"not free within 0\.05 s"):
             migrate(empty, lock_timeout_seconds=0.05)
-        other.execute(text("SELECT pg_advisory_unlock_all()"))
+        other.execute(sql("SELECT pg_advisory_unlock_all()"))
     assert migrate(empty) == head_revision()
 
 
 def test_a_long_transaction_on_a_table_makes_a_migration_busy_and_leaves_the_schema_as_it_was(empty: Engine) -> None:
     migrate(empty)
     with empty.begin() as other:
-        other.execute(text("SELECT 1 FROM ingest_task"))
+        other.execute(sql("SELECT 1 FROM ledger.ingest_task"))
         with pytest.raises(LedgerBusy):
             migrate(empty, "base", lock_timeout_seconds=0.05)
-    assert "task_step" in inspect(empty).get_table_names()
+    assert "task_step" in inspect(empty).get_table_names(schema="celeriac")
     assert migrate(empty) == head_revision()
 
 
 def test_a_migration_leaves_no_lock_and_no_timeout_in_the_pool(empty: Engine) -> None:
     migrate(empty, lock_timeout_seconds=0.5)
     with empty.connect() as connection:
-        assert connection.scalar(text("SHOW lock_timeout")) == "0"
-        assert connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")) == 0
+        assert connection.scalar(sql("SHOW lock_timeout")) == "0"
+        assert connection.scalar(sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")) == 0
 
 
 @pytest.mark.parametrize("target", ["head", "base"])
 def test_a_schema_newer_than_the_code_is_refused_in_both_directions(empty: Engine, target: str) -> None:
     migrate(empty)
     with empty.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(sql("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(SchemaMismatch, match="9999, which this code does not know"):
         migrate(empty, target)
-    assert "ingest_task" in inspect(empty).get_table_names()
+    assert "ingest_task" in inspect(empty).get_table_names(schema="celeriac")
 
 
 def test_a_migration_that_did_not_commit_is_noticed(empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

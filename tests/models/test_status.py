@@ -8,30 +8,31 @@ from itertools import product
 
 import pytest
 from psycopg2.errors import CheckViolation
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from models.engine import make_engine
 from models.sinks import Decision, SinkState
+from models.sql import sql
 from models.status import TASK_TRANSITIONS, EventStatus, TaskStatus
 from models.tasks import IngestTask
 
 TASK = """
-    INSERT INTO ingest_task (id, type, payload, status, lease_token, next_retry_at, finished_at)
+    INSERT INTO ledger.ingest_task (id, type, payload, status, lease_token, next_retry_at, finished_at)
     SELECT gen_random_uuid(), 't', '{}', s, CASE WHEN s = 'RUNNING' THEN gen_random_uuid() END,
-           CASE WHEN s = 'RETRYING' THEN ledger_now() END,
-           CASE WHEN s IN ('SUCCEEDED', 'DEAD', 'DISCARDED') THEN ledger_now() END FROM (SELECT :value AS s) AS given"""
+           CASE WHEN s = 'RETRYING' THEN ledger.ledger_now() END,
+           CASE WHEN s IN ('SUCCEEDED', 'DEAD', 'DISCARDED') THEN ledger.ledger_now() END FROM (SELECT :value AS s) AS given"""
 EVENT = """
-    INSERT INTO outbox_event (destination, payload, status, sent_at)
-    SELECT 'd', '{}', s, CASE WHEN s = 'SENT' THEN ledger_now() END FROM (SELECT :value AS s) AS given"""
+    INSERT INTO ledger.outbox_event (destination, payload, status, sent_at)
+    SELECT 'd', '{}', s, CASE WHEN s = 'SENT' THEN ledger.ledger_now() END FROM (SELECT :value AS s) AS given"""
 DECISION = """
-    INSERT INTO sink_transaction (gid, task_id, sink, decision, decided_at)
-    VALUES (gen_random_uuid()::text, gen_random_uuid(), 's', :value, ledger_now())"""
+    INSERT INTO ledger.sink_transaction (gid, task_id, sink, decision, decided_at)
+    VALUES (gen_random_uuid()::text, gen_random_uuid(), 's', :value, ledger.ledger_now())"""
 STATE = """
-    INSERT INTO sink_transaction (gid, task_id, sink, state, decision, decided_at)
+    INSERT INTO ledger.sink_transaction (gid, task_id, sink, state, decision, decided_at)
     SELECT gen_random_uuid()::text, gen_random_uuid(), 's', s, CASE s WHEN 'aborted' THEN 'abort' ELSE 'commit' END,
-           ledger_now() FROM (SELECT :value AS s) AS given"""
+           ledger.ledger_now() FROM (SELECT :value AS s) AS given"""
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def connection(database: str) -> Iterator[Connection]:
 def accepted(connection: Connection, insert: str, **values: object) -> bool:
     try:
         with connection.begin_nested():
-            connection.execute(text(insert), values)
+            connection.execute(sql(insert), values)
     except IntegrityError as error:
         if not isinstance(error.orig, CheckViolation):
             raise
@@ -67,7 +68,9 @@ def test_a_table_accepts_every_value_of_its_enum_and_no_other(
 
 
 def test_a_transition_is_accepted_exactly_when_the_state_machine_knows_it(connection: Connection) -> None:
-    insert = "INSERT INTO ingest_task_transition (task_id, from_status, to_status) VALUES (gen_random_uuid(), :f, :t)"
+    insert = (
+        "INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status) VALUES (gen_random_uuid(), :f, :t)"
+    )
     pairs = product([None, *TaskStatus, "BOGUS"], [*TaskStatus, "BOGUS"])
     assert {(source, target) for source, target in pairs if accepted(connection, insert, f=source, t=target)} == {
         (source, target) for source, targets in TASK_TRANSITIONS.items() for target in targets
@@ -75,6 +78,6 @@ def test_a_transition_is_accepted_exactly_when_the_state_machine_knows_it(connec
 
 
 def test_a_status_is_read_back_as_its_enum(connection: Connection) -> None:
-    connection.execute(text(TASK), {"value": "RETRYING"})
+    connection.execute(sql(TASK), {"value": "RETRYING"})
     with Session(connection) as session:
         assert session.scalar(select(IngestTask.status).where(IngestTask.status == "RETRYING")) is TaskStatus.RETRYING

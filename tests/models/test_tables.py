@@ -7,32 +7,33 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from models import tables
 from models.engine import make_engine
+from models.sql import sql
 from models.status import EventStatus, TaskStatus
 from models.tables import Base
 from tests.servers import Cluster
 
-TASK = "INSERT INTO ingest_task (id, type, payload{0}) VALUES (gen_random_uuid(), 't', '{{}}'{1})"
-EVENT = "INSERT INTO outbox_event (destination, payload{0}) VALUES ('d', '{{}}'{1})"
-SINK = "INSERT INTO sink_transaction (sink{0}) VALUES ('s'{1})"
-DOCUMENT = "INSERT INTO document (name, media_type{0}) VALUES ('n', 'm'{1})"
-CHUNK = "INSERT INTO document_chunk (document_id, text{0}) VALUES (gen_random_uuid(), 'x'{1})"
-TICK = "INSERT INTO tick (name{0}) VALUES ('t'{1})"
-SHARD = "INSERT INTO shard_lease (stream{0}) VALUES ('s'{1})"
-TOKEN = "INSERT INTO api_token (name{0}) VALUES ('n'{1})"
-CHAT = "INSERT INTO chat (first_user_id{0}) VALUES ('b'{1})"
-LIMIT = "INSERT INTO queue_limit (queue{0}) VALUES ('q'{1})"
-CHECKPOINT = "INSERT INTO checkpoint (stream{0}) VALUES ('s'{1})"
+TASK = "INSERT INTO ledger.ingest_task (id, type, payload{0}) VALUES (gen_random_uuid(), 't', '{{}}'{1})"
+EVENT = "INSERT INTO ledger.outbox_event (destination, payload{0}) VALUES ('d', '{{}}'{1})"
+SINK = "INSERT INTO ledger.sink_transaction (sink{0}) VALUES ('s'{1})"
+DOCUMENT = "INSERT INTO ledger.document (name, media_type{0}) VALUES ('n', 'm'{1})"
+CHUNK = "INSERT INTO ledger.document_chunk (document_id, text{0}) VALUES (gen_random_uuid(), 'x'{1})"
+TICK = "INSERT INTO ledger.tick (name{0}) VALUES ('t'{1})"
+SHARD = "INSERT INTO ledger.shard_lease (stream{0}) VALUES ('s'{1})"
+TOKEN = "INSERT INTO ledger.api_token (name{0}) VALUES ('n'{1})"
+CHAT = "INSERT INTO ledger.chat (first_user_id{0}) VALUES ('b'{1})"
+LIMIT = "INSERT INTO ledger.queue_limit (queue{0}) VALUES ('q'{1})"
+CHECKPOINT = "INSERT INTO ledger.checkpoint (stream{0}) VALUES ('s'{1})"
 LEASE = (
-    "INSERT INTO task_lease (token, holder, lease_until, task_ids, type, queue{0})"
+    "INSERT INTO ledger.task_lease (token, holder, lease_until, task_ids, type, queue{0})"
     " VALUES (gen_random_uuid(), 'h', now(), '{{}}', 't', 'q'{1})"
 )
-TRANSITION = "INSERT INTO ingest_task_transition (task_id, to_status{0}) VALUES (gen_random_uuid(), 'QUEUED'{1})"
+TRANSITION = "INSERT INTO ledger.ingest_task_transition (task_id, to_status{0}) VALUES (gen_random_uuid(), 'QUEUED'{1})"
 HASH = "sha256('x')"
 UUID = "gen_random_uuid()"
 
@@ -141,7 +142,7 @@ def insert(connection: Connection, template: str, columns: dict[str, str]) -> No
     """The row that the template stands for, with further columns; values are SQL."""
     names = "".join(f", {name}" for name in columns)
     values = "".join(f", {value}" for value in columns.values())
-    connection.execute(text(template.format(names, values)))
+    connection.execute(sql(template.format(names, values)))
 
 
 def label(case: object) -> str | None:
@@ -179,13 +180,13 @@ def test_every_check_of_the_schema_is_broken_by_one_of_these_rows_or_elsewhere(
         "ck_sink_transaction_state",
         "ck_ledger_clock_only_row",
     }
-    checks = connection.scalars(text("SELECT conname FROM pg_constraint WHERE contype = 'c' AND conname ~ '^ck_'"))
+    checks = connection.scalars(sql("SELECT conname FROM pg_constraint WHERE contype = 'c' AND conname ~ '^ck_'"))
     assert set(checks) == broken | elsewhere
 
 
 def test_a_plain_insert_into_the_outbox_is_a_complete_event(connection: Connection) -> None:
     row = connection.execute(
-        text("""INSERT INTO outbox_event (destination, payload) VALUES ('webhook', '{"a": 1}') RETURNING *""")
+        sql("""INSERT INTO ledger.outbox_event (destination, payload) VALUES ('webhook', '{"a": 1}') RETURNING *""")
     ).one()
     assert (row.status, row.attempt_count, row.headers) == ("NEW", 0, {})
     assert row.id >= 1
@@ -203,21 +204,21 @@ def test_a_plain_update_takes_an_event_through_its_life(connection: Connection) 
         "status = 'NEW', attempt_count = 0",
         "status = 'SENT', sent_at = now(), external_id = 'x-1'",
     ):
-        connection.execute(text(f"UPDATE outbox_event SET {change} WHERE id = 1000"))
+        connection.execute(sql(f"UPDATE ledger.outbox_event SET {change} WHERE id = 1000"))
 
 
 def test_a_task_without_an_id_is_refused_because_its_id_says_who_it_is(connection: Connection) -> None:
     with pytest.raises(DBAPIError, match='null value in column "id"'):
-        connection.execute(text("INSERT INTO ingest_task (type, payload) VALUES ('t', '{}')"))
+        connection.execute(sql("INSERT INTO ledger.ingest_task (type, payload) VALUES ('t', '{}')"))
 
 
 def test_the_same_client_message_of_one_sender_is_saved_once(connection: Connection) -> None:
     connection.execute(
-        text("INSERT INTO chat (id, first_user_id, second_user_id) VALUES (gen_random_uuid(), 'a', 'b')")
+        sql("INSERT INTO ledger.chat (id, first_user_id, second_user_id) VALUES (gen_random_uuid(), 'a', 'b')")
     )
-    message = text(
-        "INSERT INTO chat_message (id, chat_id, client_msg_id, from_user_id, to_user_id, body)"
-        " SELECT gen_random_uuid(), id, 'c-1', :sender, 'b', 'hello' FROM chat"
+    message = sql(
+        "INSERT INTO ledger.chat_message (id, chat_id, client_msg_id, from_user_id, to_user_id, body)"
+        " SELECT gen_random_uuid(), id, 'c-1', :sender, 'b', 'hello' FROM ledger.chat"
     )
     connection.execute(message, {"sender": "a"})
     connection.execute(message, {"sender": "b"})
@@ -227,14 +228,16 @@ def test_the_same_client_message_of_one_sender_is_saved_once(connection: Connect
 
 def test_the_words_of_a_chunk_are_found(connection: Connection) -> None:
     insert(connection, DOCUMENT, {"sha256": HASH, "content": "'abc'", "size_bytes": "3"})
-    connection.execute(text("INSERT INTO document_chunk SELECT id, 0, 'Celeriac is a root' FROM document"))
-    found = "SELECT count(*) FROM document_chunk WHERE words @@ websearch_to_tsquery('simple', 'celeriac root')"
-    assert connection.scalar(text(found)) == 1
+    connection.execute(sql("INSERT INTO ledger.document_chunk SELECT id, 0, 'Celeriac is a root' FROM ledger.document"))
+    found = "SELECT count(*) FROM ledger.document_chunk WHERE words @@ websearch_to_tsquery('simple', 'celeriac root')"
+    assert connection.scalar(sql(found)) == 1
 
 
 def test_no_queue_table_has_a_foreign_key() -> None:
     queues = ("ingest_task", "task_", "outbox_", "sink_transaction")
-    assert not [name for name, table in Base.metadata.tables.items() if name.startswith(queues) and table.foreign_keys]
+    assert not [
+        name for name, table in Base.metadata.tables.items() if table.name.startswith(queues) and table.foreign_keys
+    ]
 
 
 def test_every_table_of_the_owner_can_be_written_and_read_through_its_model(connection: Connection) -> None:
@@ -246,7 +249,7 @@ def test_every_table_of_the_owner_can_be_written_and_read_through_its_model(conn
         tables.TaskAudit(task_id=one, code="late_success", worker_id="w"),
         tables.TaskStep(task_id=one, name="fetch", result=None),
         tables.TaskTombstone(id=one, status=TaskStatus.SUCCEEDED, payload_sha="a"),
-        tables.RingHorizon(queue="q", priority=5, seen_rung_at=now, seen_at=now),
+        tables.WakeupHorizon(queue="q", priority=5, seen_wakeup_at=now, seen_at=now),
         tables.OutboxEvent(destination="d", payload={"ids": [str(one)]}),
         tables.OutboxAudit(code="outbox_flush_db_error", worker_id="w"),
         tables.SinkTransaction(gid="g", task_id=one, sink="s"),
@@ -262,7 +265,9 @@ def test_every_table_of_the_owner_can_be_written_and_read_through_its_model(conn
         tables.QueueLimit(queue="q", max_running=1),
         tables.ApiToken(name="n", token_sha256=bytes(32), scopes=["tasks:write"]),
     ]
-    assert {type(row).__tablename__ for row in rows} | {"ledger_clock"} == set(Base.metadata.tables)
+    assert {type(row).__tablename__ for row in rows} | {"ledger_clock"} == {
+        table.name for table in Base.metadata.tables.values()
+    }
     with Session(connection) as session:
         for row in rows:  # one by one: models have no relationships that would order them
             session.add(row)

@@ -9,21 +9,21 @@ from datetime import timedelta
 from typing import Any
 
 import redis
-from sqlalchemy import text
 
 from models.engine import engine
+from models.sql import sql
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
 
-RING = "celery:ingest"
+WAKEUP = "celery:ingest"
 
 
 def insert(destination: str, count: int = 1, **columns: Any) -> list[int]:
     """Plain INSERTs, as any program may write them."""
     names = "".join(f", {name}" for name in columns)
     values = "".join(f", :{name}" for name in columns)
-    statement = text(f"""
-        INSERT INTO outbox_event (destination, payload{names})
+    statement = sql(f"""
+        INSERT INTO ledger.outbox_event (destination, payload{names})
         SELECT :d, jsonb_build_object('type', 't', 'ids', jsonb_build_array(gen_random_uuid()), 'batch', 100){values}
         FROM generate_series(1, :n) RETURNING id""")
     with engine().begin() as connection:
@@ -31,17 +31,17 @@ def insert(destination: str, count: int = 1, **columns: Any) -> list[int]:
 
 
 def rows(columns: str = "status, attempt_count", where: str = "true") -> list[tuple[Any, ...]]:
-    statement = text(f"SELECT {columns} FROM outbox_event WHERE {where} ORDER BY id")
+    statement = sql(f"SELECT {columns} FROM ledger.outbox_event WHERE {where} ORDER BY id")
     with engine().begin() as connection:
         return [tuple(row) for row in connection.execute(statement)]
 
 
 def audits() -> Counter[str]:
     with engine().begin() as connection:
-        return Counter(connection.execute(text("SELECT code FROM outbox_audit")).scalars())
+        return Counter(connection.execute(sql("SELECT code FROM ledger.outbox_audit")).scalars())
 
 
-def rung(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
+def woken(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
     """The ids of every message that waits in the broker."""
     with redis.Redis.from_url(stack.addresses["BROKER_URL"], decode_responses=True) as client:
         keys = [key for key in client.keys(f"celeriac:{queue}*") if key.partition("\x06")[0] == f"celeriac:{queue}"]
@@ -50,8 +50,8 @@ def rung(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
 
 
 def arrived(stack: ServersOfTests) -> Counter[str]:
-    """How often each id was rung."""
-    return Counter(one for ids in rung(stack) for one in ids)
+    """How often each id was woken."""
+    return Counter(one for ids in woken(stack) for one in ids)
 
 
 def stored_ids() -> set[str]:

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
+from models.sql import sql
 from tests.models.moving_clock import move_clock
 from tests.servers import Cluster
 
 T = TypeVar("T")
 LEASE = ("locked_by", "locked_at", "lease_token", "lease_until")
-WAITING = text("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND pid = ANY(:pids)")
+WAITING = sql("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND pid = ANY(:pids)")
 
 
 @dataclass
@@ -32,14 +33,16 @@ class OutboxTable:
 
     def empty(self) -> None:
         with self.cluster.superuser.begin() as connection:
-            connection.execute(text("DELETE FROM outbox_event; DELETE FROM ledger_clock"))  # a third of a TRUNCATE
+            connection.execute(
+                sql("DELETE FROM ledger.outbox_event; DELETE FROM ledger.ledger_clock")
+            )  # a third of a TRUNCATE
 
     def close(self) -> None:
         """A test that failed may have left statements waiting for each other: they are ended first."""
         if not all(future.done() for future in self._futures):
             with self.cluster.superuser.begin() as connection:
                 connection.execute(
-                    text("SELECT pg_terminate_backend(pid) FROM unnest(:pids) AS pid"),
+                    sql("SELECT pg_terminate_backend(pid) FROM unnest(:pids) AS pid"),
                     {"pids": list(map(pid, self._connections))},
                 )
         self._threads.shutdown()
@@ -52,7 +55,7 @@ class OutboxTable:
         if server_settings:
             connection.detach()
             for name, value in server_settings.items():
-                connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
+                connection.execute(sql("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
             connection.commit()
         return connection
 
@@ -61,7 +64,7 @@ class OutboxTable:
 
     def now(self) -> datetime:
         with self.engine.connect() as connection:
-            at: datetime = connection.execute(text("SELECT ledger_now()")).scalar_one()
+            at: datetime = connection.execute(sql("SELECT ledger.ledger_now()")).scalar_one()
         return at
 
     def later(self, seconds: float) -> datetime:
@@ -75,7 +78,7 @@ class OutboxTable:
         values = {"destination": destination, "payload": json.dumps(payload), **columns}
         names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
         with self.engine.begin() as connection:
-            insert = text(f"INSERT INTO outbox_event ({names}) VALUES ({places}) RETURNING id")
+            insert = sql(f"INSERT INTO ledger.outbox_event ({names}) VALUES ({places}) RETURNING id")
             added: int = connection.execute(insert, values).scalar_one()
         return added
 
@@ -83,12 +86,14 @@ class OutboxTable:
         values = {"destination": destination, "payload": "{}", **columns}
         names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
         with self.engine.begin() as connection:
-            insert = f"INSERT INTO outbox_event ({names}) SELECT {places} FROM generate_series(1, :n) RETURNING id"
-            return list(connection.execute(text(insert), {**values, "n": count}).scalars())
+            insert = (
+                f"INSERT INTO ledger.outbox_event ({names}) SELECT {places} FROM generate_series(1, :n) RETURNING id"
+            )
+            return list(connection.execute(sql(insert), {**values, "n": count}).scalars())
 
     def change(self, outbox_id: int, changes: str, connection: Connection | None = None, **values: Any) -> None:
         """As an operator would, by hand; on a connection of the caller's it is not committed."""
-        update = text(f"UPDATE outbox_event SET {changes} WHERE id = :id")
+        update = sql(f"UPDATE ledger.outbox_event SET {changes} WHERE id = :id")
         if connection is not None:
             connection.execute(update, {"id": outbox_id, **values})
             return
@@ -100,7 +105,7 @@ class OutboxTable:
 
     def rows(self) -> dict[int, dict[str, Any]]:
         with self.engine.connect() as connection:
-            found = connection.execute(text("SELECT * FROM outbox_event ORDER BY id")).mappings()
+            found = connection.execute(sql("SELECT * FROM ledger.outbox_event ORDER BY id")).mappings()
             return {row["id"]: dict(row) for row in found}
 
     def in_thread(self, call: Callable[..., T], /, *arguments: Any, **keywords: Any) -> Future[T]:

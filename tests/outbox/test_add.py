@@ -13,24 +13,25 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 import outbox
 import settings
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from outbox.canonical import MAX_BYTES, BadPayload, canonical_json, payload_sha
 from outbox.publishers.contract import DestinationDown
 from outbox.relay import Relay
 from settings import ROOT
-from tests.outbox.ledger import RING, arrived, insert, move, rows
+from tests.outbox.ledger import WAKEUP, arrived, insert, move, rows
 from tests.servers import ServersOfTests
 
 pytestmark = pytest.mark.usefixtures("stack")
 
 
-def ring() -> dict[str, Any]:
+def wakeup() -> dict[str, Any]:
     return {"type": "t", "ids": [str(uuid.uuid4())], "batch": 100}
 
 
@@ -54,8 +55,8 @@ def published() -> None:
 def test_an_event_is_published_right_after_its_commit_without_any_relay(
     session: Session, stack: ServersOfTests
 ) -> None:
-    payload = ring()
-    outbox.add(session, RING, payload)
+    payload = wakeup()
+    outbox.add(session, WAKEUP, payload)
     published()
     assert arrived(stack) == {}  # not before the commit
     session.commit()
@@ -65,9 +66,9 @@ def test_an_event_is_published_right_after_its_commit_without_any_relay(
 
 
 def test_a_rollback_publishes_nothing_and_leaves_nothing(session: Session, stack: ServersOfTests) -> None:
-    outbox.add(session, RING, ring())
+    outbox.add(session, WAKEUP, wakeup())
     session.rollback()
-    outbox.add(session, RING, ring())
+    outbox.add(session, WAKEUP, wakeup())
     session.close()
     published()
     assert rows() == []
@@ -77,18 +78,18 @@ def test_a_rollback_publishes_nothing_and_leaves_nothing(session: Session, stack
 def test_events_of_a_rolled_back_savepoint_vanish_and_those_of_a_released_one_stay(
     session: Session, stack: ServersOfTests
 ) -> None:
-    kept, inner, lost, late = ring(), ring(), ring(), ring()
-    outbox.add(session, RING, kept)
+    kept, inner, lost, late = wakeup(), wakeup(), wakeup(), wakeup()
+    outbox.add(session, WAKEUP, kept)
     with session.begin_nested():
         with session.begin_nested():
-            outbox.add(session, RING, inner)
+            outbox.add(session, WAKEUP, inner)
         published()
         assert arrived(stack) == {}  # released savepoints are no commit
     nested = session.begin_nested()
     with session.begin_nested():
-        outbox.add(session, RING, lost)
+        outbox.add(session, WAKEUP, lost)
     nested.rollback()
-    outbox.add(session, RING, late)
+    outbox.add(session, WAKEUP, late)
     session.commit()
     published()
     assert arrived(stack).keys() == {one["ids"][0] for one in (kept, inner, late)}
@@ -97,7 +98,7 @@ def test_events_of_a_rolled_back_savepoint_vanish_and_those_of_a_released_one_st
 
 def test_a_session_can_be_used_again_after_its_commit(session: Session, stack: ServersOfTests) -> None:
     for _ in range(3):
-        outbox.add(session, RING, ring())
+        outbox.add(session, WAKEUP, wakeup())
         session.commit()
     published()
     assert [status for status, _ in rows()] == ["SENT"] * 3
@@ -107,17 +108,17 @@ def test_a_connection_whose_commit_nobody_watches_leaves_its_events_to_the_relay
     relay: Relay, stack: ServersOfTests
 ) -> None:
     with engine().begin() as connection:
-        outbox.add(connection, RING, ring())
+        outbox.add(connection, WAKEUP, wakeup())
     assert rows("status, lease_token") == [("NEW", None)]
     assert relay.tick().sent == 1
 
 
 def test_a_watched_connection_publishes_after_its_commit_and_not_after_a_rollback(stack: ServersOfTests) -> None:
-    payload = ring()
+    payload = wakeup()
     with outbox.begin(engine()) as connection:
-        outbox.add(connection, RING, payload)
+        outbox.add(connection, WAKEUP, payload)
     with suppress(RuntimeError), outbox.begin(engine()) as connection:
-        outbox.add(connection, RING, ring())
+        outbox.add(connection, WAKEUP, wakeup())
         raise RuntimeError
     published()
     assert arrived(stack) == {payload["ids"][0]: 1}
@@ -127,10 +128,10 @@ def test_a_watched_connection_publishes_after_its_commit_and_not_after_a_rollbac
 def test_a_savepoint_of_a_watched_connection_may_be_rolled_back(relay: Relay, stack: ServersOfTests) -> None:
     with outbox.begin(engine()) as connection:
         savepoint = connection.begin_nested()
-        outbox.add(connection, RING, ring())
+        outbox.add(connection, WAKEUP, wakeup())
         savepoint.rollback()
         with connection.begin_nested():
-            outbox.add(connection, RING, ring())
+            outbox.add(connection, WAKEUP, wakeup())
     published()
     assert relay.tick().sent == 1
     assert sum(arrived(stack).values()) == 1
@@ -142,7 +143,7 @@ def test_a_session_inside_somebody_elses_transaction_publishes_nothing_at_its_ow
     with engine().connect() as connection:
         transaction = connection.begin()
         with Session(bind=connection, join_transaction_mode="create_savepoint") as joined:
-            outbox.add(joined, RING, ring())
+            outbox.add(joined, WAKEUP, wakeup())
             joined.commit()
         published()
         transaction.rollback()
@@ -151,9 +152,9 @@ def test_a_session_inside_somebody_elses_transaction_publishes_nothing_at_its_ow
 
 
 def test_scheduled_and_ordered_events_are_left_to_the_relay(session: Session, relay: Relay) -> None:
-    later = session.execute(text("SELECT ledger_now()")).scalar_one() + timedelta(hours=1)
-    outbox.add(session, RING, ring(), due_at=later)
-    outbox.add(session, RING, ring(), ordering_key="k")
+    later = session.execute(sql("SELECT ledger.ledger_now()")).scalar_one() + timedelta(hours=1)
+    outbox.add(session, WAKEUP, wakeup(), due_at=later)
+    outbox.add(session, WAKEUP, wakeup(), ordering_key="k")
     session.commit()
     published()
     assert rows("status, lease_token") == [("NEW", None), ("NEW", None)]
@@ -199,33 +200,33 @@ def test_a_submitter_that_dies_before_its_commit_has_said_nothing(relay: Relay, 
 def test_a_broker_that_does_not_answer_leaves_the_events_to_the_relay_and_the_next_are_born_free(
     session: Session, relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox.add(session, RING, ring())
+    outbox.add(session, WAKEUP, wakeup())
     session.commit()
     published()
 
     def nobody(_events: Any) -> Any:
         raise DestinationDown("connection refused")
 
-    monkeypatch.setattr(submitter()._destinations[RING].publisher, "publish", nobody)
-    outbox.add(session, RING, ring())
+    monkeypatch.setattr(submitter()._destinations[WAKEUP].publisher, "publish", nobody)
+    outbox.add(session, WAKEUP, wakeup())
     session.commit()
     published()
     assert rows("status, lease_token")[1] == ("NEW", None)  # given back, not waiting for its lease to run out
-    outbox.add(session, RING, ring())
+    outbox.add(session, WAKEUP, wakeup())
     session.commit()
     assert rows("status, lease_token")[2] == ("NEW", None)  # the circuit is open
     assert relay.tick().sent == 2
 
 
 def test_a_forked_child_publishes_with_a_thread_and_a_token_of_its_own(session: Session, stack: ServersOfTests) -> None:
-    outbox.add(session, RING, ring())
+    outbox.add(session, WAKEUP, wakeup())
     session.commit()
     published()
     parent_token = submitter().lease_token
     pid = os.fork()
     if pid == 0:
         with sessions()() as own:
-            outbox.add(own, RING, ring())
+            outbox.add(own, WAKEUP, wakeup())
             own.commit()
         os._exit(0 if submitter().flush(10) and submitter().lease_token != parent_token else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -250,7 +251,7 @@ def test_ten_thousand_events_cost_ten_round_trips(session: Session) -> None:
 
 
 def rows_of(session: Session) -> list[tuple[Any, ...]]:
-    statement = text("SELECT payload FROM outbox_event WHERE payload ? 'n' ORDER BY id")
+    statement = sql("SELECT payload FROM ledger.outbox_event WHERE payload ? 'n' ORDER BY id")
     return [tuple(row) for row in session.execute(statement)]
 
 
@@ -297,7 +298,7 @@ def test_a_message_that_would_break_celerys_decoder_never_reaches_the_broker(
     relay: Relay, stack: ServersOfTests
 ) -> None:
     with engine().begin() as connection:
-        outbox.add(connection, RING, {"__type__": "uuid", "__value__": "x"})
+        outbox.add(connection, WAKEUP, {"__type__": "uuid", "__value__": "x"})
     assert relay.tick().dead == 1
     assert arrived(stack) == {}
 
@@ -310,5 +311,5 @@ def test_equal_payloads_have_one_hash_whatever_the_order_of_their_keys() -> None
 
 
 def test_a_plain_insert_of_any_program_is_taken_by_the_relay(relay: Relay) -> None:
-    insert(RING, 2)
+    insert(WAKEUP, 2)
     assert relay.tick().sent == 2

@@ -133,7 +133,7 @@ def test_whoever_does_not_hold_the_row_is_told_so_and_changes_nothing(
     lost = {
         "taken over": "locked_by = 'you', lease_token = gen_random_uuid()",
         "under another name": "locked_by = 'you'",
-        "sent": "status = 'SENT', sent_at = ledger_now(), lease_token = NULL, lease_until = NULL",
+        "sent": "status = 'SENT', sent_at = ledger.ledger_now(), lease_token = NULL, lease_until = NULL",
         "dead": "status = 'DEAD', lease_token = NULL, lease_until = NULL",
         "given back": "locked_by = NULL, locked_at = NULL, lease_token = NULL, lease_until = NULL",
     }
@@ -167,7 +167,7 @@ def test_a_batch_changes_and_names_the_held_rows_only(outbox: OutboxTable, eithe
     mine, taken, sent = outbox.add_many(3), outbox.add(), outbox.add()
     token = token_of(either)
     outbox.change(taken, "locked_by = 'you', lease_token = gen_random_uuid()")
-    outbox.change(sent, "status = 'SENT', sent_at = ledger_now(), lease_token = NULL, lease_until = NULL")
+    outbox.change(sent, "status = 'SENT', sent_at = ledger.ledger_now(), lease_token = NULL, lease_until = NULL")
     bystander = outbox.add()
     before = outbox.rows()
     given = [sent, mine[2], taken, mine[0], bystander, 10**12, mine[1]]

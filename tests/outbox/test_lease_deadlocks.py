@@ -1,4 +1,4 @@
-"""Batches that share rows, given in opposite orders, at the same moment: they queue, and never wait in a ring (P14)."""
+"""Batches that share rows, given in opposite orders, at the same moment: they queue, and never wait in a wake-up (P14)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
+from models.sql import sql
 from outbox.lease import claim_outbox
 from tests.outbox.operations import OPERATIONS
 from tests.outbox.table import OutboxTable
 
 ROWS = 30
 THREADS = 4
-# The plan that locks rows as they were given, if nothing says otherwise; and a ring is found in 20 ms, not in 1 s.
+# The plan that locks rows as they were given, if nothing says otherwise; and a wake-up is found in 20 ms, not in 1 s.
 NAIVE = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -24,8 +25,8 @@ NAIVE = {
     "jit": "off",
     "deadlock_timeout": "20ms",
 }
-UNORDERED = text("""
-    UPDATE outbox_event e SET locked_at = ledger_now() FROM unnest(CAST(:ids AS bigint[])) AS given(id)
+UNORDERED = sql("""
+    UPDATE ledger.outbox_event e SET locked_at = ledger.ledger_now() FROM unnest(CAST(:ids AS bigint[])) AS given(id)
     WHERE e.id = given.id
 """)
 Batch = Callable[[Connection, Sequence[int]], object]
@@ -41,13 +42,13 @@ class Rack:
         for connection in self.connections:
             connection.detach()
             for name, value in NAIVE.items():
-                connection.execute(text(f"SET {name} = '{value}'"))
+                connection.execute(sql(f"SET {name} = '{value}'"))
             connection.commit()
         self.deadlocks = 0
         self.batches = 0
 
     def run(self, batches: Sequence[tuple[Batch, Sequence[int]]], shared: int) -> None:
-        self.gate.execute(text("SELECT 1 FROM outbox_event WHERE id = :id FOR UPDATE"), {"id": shared})
+        self.gate.execute(sql("SELECT 1 FROM ledger.outbox_event WHERE id = :id FOR UPDATE"), {"id": shared})
         running = [
             self.outbox.in_thread(self._deadlocks, connection, batch, ids)
             for connection, (batch, ids) in zip(self.connections, batches, strict=True)

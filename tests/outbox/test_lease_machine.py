@@ -24,8 +24,9 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from models.sql import sql
 from outbox import lease
 from tests.machines import run_machine
 from tests.outbox.table import OutboxTable
@@ -39,10 +40,10 @@ LEGAL = {  # what a row may be seen to become; a row is never gone
     "SENT": {"SENT"},
     "DEAD": {"DEAD", "NEW"},
 }
-ALL = text("SELECT * FROM outbox_event ORDER BY id")
-LOCK = text("SELECT id FROM outbox_event WHERE id = ANY(:ids) FOR UPDATE")
-REQUEUE = text("UPDATE outbox_event SET status = 'NEW', attempt_count = 0, last_error = NULL WHERE id = :id")
-RESTART = text("TRUNCATE outbox_event, ledger_clock RESTART IDENTITY")
+ALL = sql("SELECT * FROM ledger.outbox_event ORDER BY id")
+LOCK = sql("SELECT id FROM ledger.outbox_event WHERE id = ANY(:ids) FOR UPDATE")
+REQUEUE = sql("UPDATE ledger.outbox_event SET status = 'NEW', attempt_count = 0, last_error = NULL WHERE id = :id")
+RESTART = sql("TRUNCATE ledger.outbox_event, ledger_clock RESTART IDENTITY")
 
 
 @dataclass

@@ -8,8 +8,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
+from models.sql import sql
 from outbox.lease import ClaimedEvent, ack_sent, claim_outbox, renew_lease, renew_lease_many
 from outbox.lease_statements import CLAIM_ANY
 from tests.outbox.operations import BY_NAME, Operation, each_operation
@@ -64,7 +65,7 @@ def test_a_claim_skips_rows_that_anybody_has_locked_and_still_fills_its_batch(
     outbox: OutboxTable, db: Connection, other: Connection, lock: str
 ) -> None:
     events = outbox.add_many(6)
-    held = text(f"SELECT id FROM outbox_event WHERE id = ANY(:ids) {lock}")
+    held = sql(f"SELECT id FROM ledger.outbox_event WHERE id = ANY(:ids) {lock}")
     db.execute(held, {"ids": [events[0], events[2]]})
     assert [event.id for event in claim_outbox(other, "you", limit=3)] == [events[1], events[3], events[4]]
     db.rollback()
@@ -79,7 +80,7 @@ def claim_whose_snapshot_is_old(
     It goes on when the connection that is returned ends its transaction.
     """
     gate = outbox.superuser()
-    gate.execute(text("LOCK TABLE ledger_clock IN ACCESS EXCLUSIVE MODE"))
+    gate.execute(sql("LOCK TABLE ledger.ledger_clock IN ACCESS EXCLUSIVE MODE"))
     claiming = outbox.in_thread(claim_outbox, other, "you", 100)
     outbox.wait_until_blocked(other)
     return gate, claiming
@@ -87,10 +88,14 @@ def claim_whose_snapshot_is_old(
 
 LOST_MEANWHILE: dict[str, Callable[[OutboxTable, Connection, int], object]] = {
     "claimed": lambda _outbox, db, _event: claim_without_commit(db, "me"),
-    "sent": lambda outbox, db, event: outbox.change(event, "status = 'SENT', sent_at = ledger_now()", db),
+    "sent": lambda outbox, db, event: outbox.change(event, "status = 'SENT', sent_at = ledger.ledger_now()", db),
     "dead": lambda outbox, db, event: outbox.change(event, "status = 'DEAD'", db),
-    "put off": lambda outbox, db, event: outbox.change(event, "next_retry_at = ledger_now() + interval '1 day'", db),
-    "deleted": lambda _outbox, db, event: db.execute(text("DELETE FROM outbox_event WHERE id = :id"), {"id": event}),
+    "put off": lambda outbox, db, event: outbox.change(
+        event, "next_retry_at = ledger.ledger_now() + interval '1 day'", db
+    ),
+    "deleted": lambda _outbox, db, event: db.execute(
+        sql("DELETE FROM ledger.outbox_event WHERE id = :id"), {"id": event}
+    ),
 }
 
 
@@ -101,17 +106,17 @@ def test_a_claim_looks_again_at_a_row_that_changed_between_its_snapshot_and_its_
     event = outbox.add()
     gate, claiming = claim_whose_snapshot_is_old(outbox, other)
     meanwhile(outbox, gate, event)
-    before = gate.execute(text("SELECT * FROM outbox_event")).all()
+    before = gate.execute(sql("SELECT * FROM ledger.outbox_event")).all()
     gate.commit()
     assert claiming.result(20) == []
-    assert gate.execute(text("SELECT * FROM outbox_event")).all() == before
+    assert gate.execute(sql("SELECT * FROM ledger.outbox_event")).all() == before
 
 
 def test_a_claim_that_was_stopped_really_had_an_old_snapshot(outbox: OutboxTable, other: Connection) -> None:
     """Or the test above would prove nothing."""
     old = outbox.add()
     gate, claiming = claim_whose_snapshot_is_old(outbox, other)
-    gate.execute(text("INSERT INTO outbox_event (destination, payload) VALUES ('d', '{}')"))
+    gate.execute(sql("INSERT INTO ledger.outbox_event (destination, payload) VALUES ('d', '{}')"))
     gate.commit()
     assert [event.id for event in claiming.result(20)] == [old]
 
@@ -208,7 +213,7 @@ def test_a_write_that_waits_for_a_take_over_looks_again_when_it_is_decided(
     outbox.add_many(9)
     events, token = claim(sleeper, "me")
     outbox.move_clock(EXPIRED)
-    outbox.change(events[0], "lease_until = ledger_now() + interval '1 hour'")  # one that is not taken over
+    outbox.change(events[0], "lease_until = ledger.ledger_now() + interval '1 hour'")  # one that is not taken over
     taken = claim_without_commit(other, "you")
     assert taken == events[1:]
     writing = outbox.in_thread(BY_NAME[name].many, sleeper, events[::-1], "me", token)

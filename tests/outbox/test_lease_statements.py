@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
+from models.sql import sql
 from outbox.lease import NO_FLOOR, check_dedup_many, claim_outbox
 from outbox.lease_statements import CLAIM_ANY, CLAIM_GIVEN
 from tests.outbox.operations import Operation, each_operation
@@ -80,7 +81,7 @@ def pages(connection: Connection, statement: Any, **values: Any) -> int:
         "without": [],
         **values,
     }
-    explain = text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {statement}".replace(":lease_token", "gen_random_uuid()"))
+    explain = sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {statement}".replace(":lease_token", "gen_random_uuid()"))
     explained: Any = connection.execute(explain, parameters).scalar_one()
     connection.rollback()
     plan = explained if isinstance(explained, list) else json.loads(explained)
@@ -112,13 +113,13 @@ def test_a_claim_does_not_feel_what_it_does_not_claim(
 ) -> None:
     def measured(**values: Any) -> int:
         with outbox.cluster.superuser.connect() as connection:
-            connection.execute(text("TRUNCATE ledger_clock; ANALYZE outbox_event"))
+            connection.execute(sql("TRUNCATE ledger.ledger_clock; ANALYZE ledger.outbox_event"))
             connection.commit()
             least = [pages(connection, statement, only=["d"], **NO_FLOOR.values, **values) for _ in range(3)]
         return min(least)
 
     with outbox.cluster.superuser.begin() as connection:
-        connection.execute(text("TRUNCATE outbox_event"))
+        connection.execute(sql("TRUNCATE ledger.outbox_event"))
     outbox.add_many(25)
     light = measured()
     values = burden(outbox)

@@ -7,11 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from typer.testing import CliRunner, Result
 
 import commands
 from models.engine import engine
+from models.sql import sql
 from models.status import EventStatus
 from outbox import backlog as read
 from outbox.dead_events import Choice, count, discard, requeue
@@ -33,7 +34,7 @@ def backlog(outbox: OutboxTable) -> list[read.Backlog]:
 
 
 def audit_of(engine: Engine, outbox_id: int) -> list[tuple[str, str, str]]:
-    found = text("SELECT code, worker_id, detail FROM outbox_audit WHERE outbox_id = :id ORDER BY id")
+    found = sql("SELECT code, worker_id, detail FROM ledger.outbox_audit WHERE outbox_id = :id ORDER BY id")
     with engine.connect() as connection:
         return [tuple(row) for row in connection.execute(found, {"id": outbox_id})]
 
@@ -135,18 +136,18 @@ def test_what_was_sent_long_ago_is_pruned_with_its_audit_and_nothing_else(outbox
     old_but_unsent = [outbox.add(status=status, created_at=outbox.later(-100 * HOUR)) for status in ("NEW", "DEAD")]
     fresh = outbox.add(status="SENT", sent_at=outbox.later(-HOUR / 2), created_at=outbox.later(-100 * HOUR))
     gone = min(outbox.rows())
-    audits = text("""
-        INSERT INTO outbox_audit (outbox_id, code, worker_id, created_at)
-        SELECT CAST(id AS bigint), 'outbox_flush_success', 'w', ledger_now() - make_interval(hours => age)
+    audits = sql("""
+        INSERT INTO ledger.outbox_audit (outbox_id, code, worker_id, created_at)
+        SELECT CAST(id AS bigint), 'outbox_flush_success', 'w', ledger.ledger_now() - make_interval(hours => age)
         FROM (VALUES (:gone, 3), (:fresh, 3), (NULL, 3), (NULL, 0)) AS given(id, age)""")
     with outbox.engine.begin() as connection:
-        connection.execute(text("DELETE FROM outbox_audit"))
+        connection.execute(sql("DELETE FROM ledger.outbox_audit"))
         connection.execute(audits, {"gone": gone, "fresh": fresh})
     pruned = prune(outbox.engine, hours=1)
     assert (pruned.events, pruned.more) == (BATCH + 5, False)
     assert list(outbox.rows()) == [*old_but_unsent, fresh]
     with outbox.engine.begin() as connection:
-        kept = connection.execute(text("DELETE FROM outbox_audit RETURNING outbox_id")).scalars().all()
+        kept = connection.execute(sql("DELETE FROM ledger.outbox_audit RETURNING outbox_id")).scalars().all()
     assert sorted(kept, key=str) == sorted([fresh, None], key=str)
 
 

@@ -7,11 +7,12 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 import outbox as api
 import settings
 from models.engine import sessions
+from models.sql import sql
 from outbox.lease import ack_sent_many, claim_outbox, fail_retry_many, mark_dead_many
 from outbox.publishers.contract import Failed, Refused, Result, Sent
 from outbox.relay import Relay
@@ -20,7 +21,9 @@ from tests.outbox.scripted import scripted
 from tests.outbox.table import OutboxTable
 from tests.servers import ServersOfTests
 
-INSERT = text("INSERT INTO outbox_event (destination, payload, ordering_key) VALUES ('d', '{}', 'k') RETURNING id")
+INSERT = sql(
+    "INSERT INTO ledger.outbox_event (destination, payload, ordering_key) VALUES ('d', '{}', 'k') RETURNING id"
+)
 
 
 def claimed(db: Connection, worker: str = "me") -> tuple[set[int], uuid.UUID | None]:
@@ -61,7 +64,7 @@ def test_a_dead_head_holds_its_key_until_it_is_requeued_or_gone(outbox: OutboxTa
     again, token = claimed(db)
     assert again == {first}
     mark_dead_many(db, {first: "no"}, "me", lease_token=token)
-    db.execute(text("DELETE FROM outbox_event WHERE id = :id"), {"id": first})
+    db.execute(sql("DELETE FROM ledger.outbox_event WHERE id = :id"), {"id": first})
     db.commit()
     assert claimed(db)[0] == {second}
 
@@ -96,8 +99,8 @@ def test_a_rolled_back_insert_lets_the_next_go_on(outbox: OutboxTable, db: Conne
 
 def test_an_id_that_was_drawn_before_the_wait_is_drawn_again(outbox: OutboxTable, db: Connection) -> None:
     given = db.execute(
-        text(
-            "INSERT INTO outbox_event (id, destination, payload, ordering_key) VALUES (1, 'd', '{}', 'k') RETURNING id"
+        sql(
+            "INSERT INTO ledger.outbox_event (id, destination, payload, ordering_key) VALUES (1, 'd', '{}', 'k') RETURNING id"
         )
     ).scalar_one()
     assert given > 1

@@ -13,42 +13,43 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 
 import settings
 from models.engine import engine, make_engine
+from models.sql import sql
 from outbox.circuit import Circuits
 from outbox.lease import ClaimedEvent, claim_outbox
 from outbox.publishers.contract import DestinationDown, Failed, Refused, Result, Sent
 from outbox.relay import Relay
 from settings import ROOT
-from tests.outbox.ledger import RING, arrived, audits, insert, move, rows, rung, stored_ids
+from tests.outbox.ledger import WAKEUP, arrived, audits, insert, move, rows, stored_ids, woken
 from tests.outbox.scripted import flushed, scripted
 from tests.servers import ServersOfTests
 
 
-def test_due_rings_arrive_in_messages_of_one_batch_and_are_sent(relay: Relay, stack: ServersOfTests) -> None:
-    insert(RING, 450)
+def test_due_wakeups_arrive_in_messages_of_one_batch_and_are_sent(relay: Relay, stack: ServersOfTests) -> None:
+    insert(WAKEUP, 450)
     ticked = relay.tick()
     assert (ticked.sent, ticked.failed, ticked.dead) == (450, 0, 0)
-    messages = rung(stack)
+    messages = woken(stack)
     assert {one for ids in messages for one in ids} == stored_ids()
     assert sum(map(len, messages)) == 450
     assert max(map(len, messages)) == 100
     assert set(rows("status, sent_at IS NOT NULL, lease_token, last_error")) == {("SENT", True, None, None)}
 
 
-def test_a_scheduled_ring_waits_for_its_time(relay: Relay, stack: ServersOfTests) -> None:
+def test_a_scheduled_wakeup_waits_for_its_time(relay: Relay, stack: ServersOfTests) -> None:
     with engine().begin() as connection:
-        later = connection.execute(text("SELECT ledger_now() + interval '1 hour'")).scalar_one()
-    insert(RING, 3, next_retry_at=later)
+        later = connection.execute(sql("SELECT ledger.ledger_now() + interval '1 hour'")).scalar_one()
+    insert(WAKEUP, 3, next_retry_at=later)
     assert relay.tick().sent == 0
     move(stack, 3601)
     assert relay.tick().sent == 3
 
 
 def test_ten_relays_at_once_publish_every_event_once(relay: Relay, stack: ServersOfTests) -> None:
-    insert(RING, 2000)
+    insert(WAKEUP, 2000)
     relays = [Relay.of(settings.current()) for _ in range(10)]
     with ThreadPoolExecutor(10) as pool:
         sent = sum(ticked.sent for ticked in pool.map(lambda one: one.tick(), relays))
@@ -63,7 +64,7 @@ def test_a_destination_that_does_not_exist_is_dead_at_once_and_holds_up_nobody(
 ) -> None:
     insert("nowhere")
     insert("celery:misspelt")
-    insert(RING)
+    insert(WAKEUP)
     ticked = relay.tick()
     assert (ticked.sent, ticked.dead) == (1, 2)
     assert [row[:2] for row in rows("status, attempt_count, destination")] == [("DEAD", 1), ("DEAD", 1), ("SENT", 0)]
@@ -78,16 +79,18 @@ def test_an_event_that_cannot_be_read_is_dead_and_never_sent_as_text(
 ) -> None:
     hook = scripted(relay, "hook", lambda _event: Sent(), dedup=dedup)
     bad, well = insert("hook", 2)
-    statement = text(f"UPDATE outbox_event SET {column} = CAST('{{\"n\": 1' || repeat('0', 5000) || '}}' AS jsonb)")
+    statement = sql(
+        f"UPDATE ledger.outbox_event SET {column} = CAST('{{\"n\": 1' || repeat('0', 5000) || '}}' AS jsonb)"
+    )
     with engine().begin() as connection:
-        connection.execute(text(f"{statement} WHERE id = :id"), {"id": bad})
+        connection.execute(sql(f"{statement} WHERE id = :id"), {"id": bad})
     ticked = relay.tick()
     assert (ticked.sent, ticked.dead, hook.got) == (1, 1, [well])
     assert rows() == [("DEAD", 1), ("SENT", 0)]
     assert "cannot be read" in rows("last_error")[0][0]
     with engine().begin() as connection:
         connection.execute(statement)
-        connection.execute(text("UPDATE outbox_event SET status = 'NEW', sent_at = NULL"))
+        connection.execute(sql("UPDATE ledger.outbox_event SET status = 'NEW', sent_at = NULL"))
     assert relay.tick().dead == 2
 
 
@@ -100,7 +103,7 @@ def test_a_failure_is_tried_again_after_a_doubling_wait_and_dead_after_the_last(
     for attempt, wait in enumerate([1, 2, 4, 8, 16, 32, 64, 128, 256], start=1):
         assert relay.tick().failed == 1
         ((status, count, error, seconds),) = rows(
-            "status, attempt_count, last_error, round(extract(epoch FROM next_retry_at - ledger_now()))"
+            "status, attempt_count, last_error, round(extract(epoch FROM next_retry_at - ledger.ledger_now()))"
         )
         assert (status, count, error, int(seconds)) == ("RETRYING", attempt, "answered 500", wait)
         assert relay.tick().failed == 0
@@ -114,7 +117,7 @@ def test_a_destination_that_asks_for_patience_gets_it(relay: Relay, stack: Serve
     scripted(relay, "hook", lambda _event: Failed("answered 429", retry_after_seconds=90))
     insert("hook")
     relay.tick()
-    assert rows("round(extract(epoch FROM next_retry_at - ledger_now()))") == [(90,)]
+    assert rows("round(extract(epoch FROM next_retry_at - ledger.ledger_now()))") == [(90,)]
 
 
 def test_a_refusal_is_dead_without_another_attempt(relay: Relay, stack: ServersOfTests) -> None:
@@ -173,7 +176,7 @@ def test_a_relay_that_slept_past_its_lease_writes_nothing_but_an_audit(relay: Re
     assert rows("status, locked_by, external_id") == [("NEW", "the other one", None)]
     assert audits() == {"outbox_flush_conflict": 1}
     with engine().begin() as connection:
-        detail = connection.execute(text("SELECT detail FROM outbox_audit")).scalar_one()
+        detail = connection.execute(sql("SELECT detail FROM ledger.outbox_audit")).scalar_one()
     assert detail.startswith("ack: now NEW, held by the other one until ")
 
 
@@ -184,7 +187,9 @@ class Clock:
         return self.now
 
 
-def test_a_broker_that_was_away_for_twenty_minutes_costs_no_ring_its_life(relay: Relay, stack: ServersOfTests) -> None:
+def test_a_broker_that_was_away_for_twenty_minutes_costs_no_wakeup_its_life(
+    relay: Relay, stack: ServersOfTests
+) -> None:
     clock = Clock()
     relay.circuits = Circuits(clock)
     down = True
@@ -194,8 +199,8 @@ def test_a_broker_that_was_away_for_twenty_minutes_costs_no_ring_its_life(relay:
             raise DestinationDown("connection refused")
         return Sent()
 
-    scripted(relay, RING, answer, is_ring=True)
-    insert(RING, 50)
+    scripted(relay, WAKEUP, answer, is_wakeup=True)
+    insert(WAKEUP, 50)
     while clock.now < 20 * 60:
         relay.tick()
         clock.now += 10
@@ -210,7 +215,7 @@ def test_a_broker_that_was_away_for_twenty_minutes_costs_no_ring_its_life(relay:
 
 
 def test_a_single_event_for_a_port_where_nobody_listens_is_dead_in_the_end(relay: Relay, stack: ServersOfTests) -> None:
-    """seeds/000 section 5.2: what is no ring does burn its attempts."""
+    """seeds/000 section 5.2: what is no wake-up does burn its attempts."""
     clock = Clock()
     relay.circuits = Circuits(clock)
 
@@ -246,7 +251,7 @@ def test_a_dead_destination_with_many_events_takes_nobodys_place(relay: Relay, s
 def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
     relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    insert(RING, 20)
+    insert(WAKEUP, 20)
     broker = stack.running["redis-broker"]
     clock = Clock()
     relay.circuits = Circuits(clock)
@@ -255,7 +260,7 @@ def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
         assert relay.tick(budget_seconds=1).sent == 0
     finally:
         broker.process.ask_to_end(signal.SIGCONT)
-    assert relay.circuits.allows(RING) == 0
+    assert relay.circuits.allows(WAKEUP) == 0
     clock.now += 60
     assert relay.tick().sent == 20
     assert arrived(stack).keys() >= stored_ids()
@@ -267,7 +272,7 @@ def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
 def test_a_relay_that_is_killed_loses_nothing(
     place: str, copies: set[int], relay: Relay, stack: ServersOfTests
 ) -> None:
-    insert(RING, 30)
+    insert(WAKEUP, 30)
     killed = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "relay", "--once"],
         env=os.environ | {"FAILPOINTS": f"{place}=kill"},
@@ -288,9 +293,9 @@ def test_a_database_that_is_too_slow_is_counted_at_once_and_audited_when_it_is_b
 ) -> None:
     relay.engine.dispose()
     relay.engine = make_engine(settings.current().database_url, statement_timeout_seconds=0.2)
-    insert(RING)
+    insert(WAKEUP)
     with engine().begin() as blocker:
-        blocker.execute(text("LOCK TABLE outbox_event IN ACCESS EXCLUSIVE MODE"))
+        blocker.execute(sql("LOCK TABLE ledger.outbox_event IN ACCESS EXCLUSIVE MODE"))
         assert relay.tick().sent == 0
     assert relay.tick().sent == 1
     assert audits() == {"outbox_flush_db_timeout": 1}
@@ -299,7 +304,7 @@ def test_a_database_that_is_too_slow_is_counted_at_once_and_audited_when_it_is_b
 def test_a_batch_costs_the_same_few_statements_whatever_its_size(relay: Relay, stack: ServersOfTests) -> None:
     counts = []
     for size in (1, 200):
-        scripted(relay, "hook", lambda _event: Sent(), is_ring=True)
+        scripted(relay, "hook", lambda _event: Sent(), is_wakeup=True)
         insert("hook", size)
         with counted(relay) as statements:
             assert relay.tick().sent == size

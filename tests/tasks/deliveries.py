@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event
 
 import metrics
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import NewTask, submit_many
 from tasks.core import registry
@@ -24,13 +25,13 @@ from tasks.execution.claim_partitioned import claim_keyed
 from tasks.execution.deliver import ingest
 from tests.tasks.work import SCRIPTS, effects, insert, register, sink, task, transitions
 
-WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = :pid")
-AUDITS = text("SELECT task_id, code FROM task_audit ORDER BY id")
+WAITING = sql("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = :pid")
+AUDITS = sql("SELECT task_id, code FROM ledger.task_audit ORDER BY id")
 
 
 @contextmanager
 def clean_sink() -> Iterator[None]:
-    """The handlers of tests and their sink; what still rings afterwards has rung before the next test begins."""
+    """The handlers of tests and their sink; what still wake-ups afterwards has woken before the next test begins."""
     register()
     sink()
     try:
@@ -120,7 +121,7 @@ def are_well(ids: Sequence[uuid.UUID], *bad: int) -> None:
 
 
 def leases() -> int:
-    return int(scalar("SELECT count(*) FROM task_lease"))
+    return int(scalar("SELECT count(*) FROM ledger.task_lease"))
 
 
 class BatchClock:
@@ -143,13 +144,13 @@ def audits() -> list[tuple[uuid.UUID, str]]:
 
 def scalar(statement: str, **values: Any) -> Any:
     with engine().begin() as connection:
-        return connection.execute(text(statement), values).scalar_one()
+        return connection.execute(sql(statement), values).scalar_one()
 
 
 def change(task_id: uuid.UUID, changes: str) -> None:
     """By hand, as nobody does."""
     with engine().begin() as connection:
-        connection.execute(text(f"UPDATE ingest_task SET {changes} WHERE id = :id"), {"id": task_id})
+        connection.execute(sql(f"UPDATE ledger.ingest_task SET {changes} WHERE id = :id"), {"id": task_id})
 
 
 def take_away(task_id: uuid.UUID) -> uuid.UUID:

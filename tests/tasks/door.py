@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 import commands
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from settings import ROOT
 from tasks import NewTask, submit_many
@@ -66,7 +66,7 @@ def started(*arguments: str, **how: Any) -> subprocess.Popen[str]:
 
 
 def submitted(*payloads: Any, type: str = FLAKY, **options: Any) -> list[uuid.UUID]:
-    """With their rings in the broker."""
+    """With their wake-ups in the broker."""
     with sessions().begin() as session:
         made = submit_many(session, [NewTask(type, one, **options) for one in payloads])
     assert submitter().flush(60)
@@ -86,9 +86,9 @@ def buried(count: int, **columns: Any) -> list[uuid.UUID]:
     values = {"type": FLAKY, "payload": "{}", "error_code": "handler_error", "error_message": "no", "last_error": "no"}
     values |= columns
     names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
-    insert = text(f"""
-        INSERT INTO ingest_task (id, status, finished_at, {names})
-        SELECT gen_random_uuid(), 'DEAD', (SELECT ledger_now()), {places} FROM generate_series(1, :n) RETURNING id""")
+    insert = sql(f"""
+        INSERT INTO ledger.ingest_task (id, status, finished_at, {names})
+        SELECT gen_random_uuid(), 'DEAD', (SELECT ledger.ledger_now()), {places} FROM generate_series(1, :n) RETURNING id""")
     with engine().begin() as connection:
         return list(connection.execute(insert, {**values, "n": count}).scalars())
 
@@ -97,7 +97,8 @@ def change(ids: Sequence[uuid.UUID], changes: str, **values: Any) -> None:
     """By hand."""
     with engine().begin() as connection:
         connection.execute(
-            text(f"UPDATE ingest_task SET {changes} WHERE id = ANY(CAST(:ids AS uuid[]))"), {"ids": list(ids), **values}
+            sql(f"UPDATE ledger.ingest_task SET {changes} WHERE id = ANY(CAST(:ids AS uuid[]))"),
+            {"ids": list(ids), **values},
         )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from celery import Celery
-from sqlalchemy import text
 
 from models.engine import engine
+from models.sql import sql
 from tests.servers import wait_until
 
-HOLDER = text("SELECT holder FROM tick WHERE name = 'beat'")
-FINISHED_AT = text("SELECT extract(epoch FROM finished_at) FROM tick WHERE name = 'beat'")
-FORGET = text("DELETE FROM tick")
+HOLDER = sql("SELECT holder FROM ledger.tick WHERE name = 'beat'")
+FINISHED_AT = sql("SELECT extract(epoch FROM finished_at) FROM ledger.tick WHERE name = 'beat'")
+FORGET = sql("DELETE FROM ledger.tick")
 
 
 def beat_holder() -> str | None:

@@ -11,9 +11,9 @@ from tasks import Finish, Task, handler
 
 KINDS: Final = ("order.inside", "order.outside")
 CREATE: Final[TextClause] = text(
-    "CREATE TABLE IF NOT EXISTS test_order (n bigserial, task_id uuid NOT NULL, key text, seq bigint)"
+    "CREATE TABLE IF NOT EXISTS public.test_order (n bigserial, task_id uuid NOT NULL, key text, seq bigint)"
 )
-NOTE: Final[TextClause] = text("INSERT INTO test_order (task_id, key, seq) VALUES (:id, :key, :seq)")
+NOTE: Final[TextClause] = text("INSERT INTO public.test_order (task_id, key, seq) VALUES (:id, :key, :seq)")
 
 
 @handler(KINDS[0], batch=7, backoff=[0])

@@ -13,7 +13,7 @@ from tasks import NewTask, submit_many
 from tests.tasks.order_handlers import KINDS
 from tests.tasks.work import rows
 
-FOUND = text("SELECT task_id, key, seq FROM test_order ORDER BY n")
+FOUND = text("SELECT task_id, key, seq FROM public.test_order ORDER BY n")
 
 
 def submit_all(dice: random.Random, *, tasks: int, keys: int) -> None:

@@ -13,7 +13,7 @@ from bench.scratch import scratch_servers
 from models.engine import engine
 from tests.app import point_app_at
 
-QUICK = {"INGEST_LEASE_SECONDS": "3", "INGEST_RING_GRACE_MS": "1000", "OUTBOX_SUBMIT_LEASE_SECONDS": "1"}
+QUICK = {"INGEST_LEASE_SECONDS": "3", "INGEST_WAKEUP_GRACE_MS": "1000", "OUTBOX_SUBMIT_LEASE_SECONDS": "1"}
 
 
 @contextmanager

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import text
 
 import settings
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from outbox.relay import Relay
 from tasks import broker, submit, ticks
 from tasks.execution.deliver import ingest
 from tasks.operations import dead_tasks
-from tasks.recovery.lost_wakeups import ring_again
-from tests.outbox.ledger import move, rung
+from tasks.recovery.lost_wakeups import wake_again
+from tests.outbox.ledger import move, woken
 from tests.servers import ServersOfTests
 from tests.tasks.work import SCRIPTS, OnPurpose, effects, insert, register, rows, sink, transitions
 
 # as the seed spells them
-TASK = text("SELECT id,status,attempt_count,next_retry_at,last_error,updated_at FROM ingest_task WHERE id=:id")
-HISTORY = text("SELECT * FROM ingest_task_transition WHERE task_id=:id ORDER BY id")
+TASK = sql("SELECT id,status,attempt_count,next_retry_at,last_error,updated_at FROM ledger.ingest_task WHERE id=:id")
+HISTORY = sql("SELECT * FROM ledger.ingest_task_transition WHERE task_id=:id ORDER BY id")
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def delivered(stack: ServersOfTests) -> list[str]:
     relay = Relay.of(settings.current())
     relay.tick()
     relay.close()
-    ids = [one for message in rung(stack) for one in message]
+    ids = [one for message in woken(stack) for one in message]
     with redis.Redis.from_url(stack.addresses["BROKER_URL"]) as client:
         for key in client.keys("celeriac:ingest*"):
             if b"dlq" not in key:
@@ -83,7 +83,7 @@ def test_the_failure_walk_of_the_seed(ledger: ServersOfTests, monkeypatch: pytes
     assert delivered(ledger) == []
     assert broker.depths(["ingest", "ingest.dlq"]) == {"ingest": 0, "ingest.dlq": 1}
     with engine().begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM task_lease")).scalar_one() == 0  # nothing is pending
+        assert connection.execute(sql("SELECT count(*) FROM ledger.task_lease")).scalar_one() == 0  # nothing is pending
         history = connection.execute(HISTORY, {"id": id_}).all()
     assert [(row.from_status, row.to_status, row.attempt_count) for row in history] == [
         (None, "QUEUED", 0),
@@ -106,7 +106,7 @@ def test_given_everything_works_when_a_task_is_submitted_then_it_runs_and_nothin
     assert effects() == {id_: 1}
     assert broker.depths(["ingest"]) == {"ingest": 0}
     with engine().begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM task_lease")).scalar_one() == 0
+        assert connection.execute(sql("SELECT count(*) FROM ledger.task_lease")).scalar_one() == 0
 
 
 def test_given_a_dependency_is_down_when_a_task_needs_it_then_it_retries_and_completes_when_it_is_back(
@@ -171,7 +171,7 @@ def test_a_broker_that_is_away_for_twenty_minutes_costs_no_task_its_life(
     move(ledger, 600)
     for _ in range(3):
         ingest(engine(), delivered(ledger))
-        ring_again(engine(), settings.current(), depths=broker.depths)
+        wake_again(engine(), settings.current(), depths=broker.depths)
         move(ledger, 600)
     assert set(rows()) == {("SUCCEEDED", 0)}
     assert set(effects().values()) == {1}
@@ -180,9 +180,9 @@ def test_a_broker_that_is_away_for_twenty_minutes_costs_no_task_its_life(
 def test_ticks_that_run_elsewhere_are_left_alone(ledger: ServersOfTests) -> None:
     with engine().begin() as connection:
         connection.execute(
-            text("""
-                INSERT INTO tick (name, holder, lease_token, lease_until, started_at)
-                VALUES ('reclaim', 'another', gen_random_uuid(), ledger_now() + interval '1 minute', ledger_now())""")
+            sql("""
+                INSERT INTO ledger.tick (name, holder, lease_token, lease_until, started_at)
+                VALUES ('reclaim', 'another', gen_random_uuid(), ledger.ledger_now() + interval '1 minute', ledger.ledger_now())""")
         )
     assert ticks.run("reclaim") is None
     move(ledger, 61)

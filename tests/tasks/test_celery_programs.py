@@ -92,7 +92,7 @@ def test_a_program_that_cannot_start_says_so_in_one_sentence(
 
 
 @pytest.mark.parametrize("name", BEATS)
-def test_beat_rings_the_system_queue_with_ticks_that_expire_and_leaves_no_file(
+def test_beat_wakeups_the_system_queue_with_ticks_that_expire_and_leaves_no_file(
     name: str, beats: dict[str, LocalProcess]
 ) -> None:
     beat = beats[name]

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import text
 
 import failpoint
 from checks import workers
 from models.engine import engine
+from models.sql import sql
 from tasks import ticks
 from tasks.core.holders import holder_of
 from tasks.execution.deliver import ingest
@@ -50,7 +50,7 @@ def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked
     attendant.stop()
     children.clear()
     with engine().connect() as somebody:
-        somebody.execute(text("SELECT FROM task_lease FOR UPDATE"))
+        somebody.execute(sql("SELECT FROM ledger.task_lease FOR UPDATE"))
         attendant.look()
         assert rows("status") == [("RUNNING",)]
     attendant.look()
@@ -108,15 +108,15 @@ def gone(before: Callable[[], None] = lambda: None) -> int:
     return pid
 
 
-def test_what_is_wrong_with_a_lease_keeps_no_ring_from_being_rung_again_and_the_doctor_says_it(
+def test_what_is_wrong_with_a_lease_keeps_no_wakeup_from_being_woken_again_and_the_doctor_says_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[str] = []
     monkeypatch.setattr(ticks, "take_over", raising(OnPurpose("no")))
-    monkeypatch.setattr("tasks.recovery.lost_wakeups.ring_again", lambda *_, **__: looked.append("rings"))
+    monkeypatch.setattr("tasks.recovery.lost_wakeups.wake_again", lambda *_, **__: looked.append("wakeups"))
     with pytest.raises(OnPurpose):
         ticks.run("reclaim")
-    assert looked == ["rings"]
+    assert looked == ["wakeups"]
     (found,) = workers._ticks()
     assert (found.name, found.level, found.message) == ("tick.reclaim", "fail", "failed the last time: OnPurpose: no")
     monkeypatch.undo()

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import redis
-from sqlalchemy import text
 
 import settings
 from chaos.handlers import CREATE
@@ -23,6 +22,7 @@ from embedded.process import Process
 from embedded.roles import PORTS
 from embedded.stack import embedded_servers
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import NewTask, submit_many, ticks
 from tests.tasks.own_servers import own_servers
@@ -44,7 +44,7 @@ def quick() -> Iterator[settings.Settings]:
 def emptied(quick: settings.Settings) -> None:
     with engine().begin() as connection:
         connection.execute(
-            text(
+            sql(
                 "TRUNCATE chaos_effect, ingest_task, ingest_task_transition, task_lease, task_audit, outbox_event, tick"
             )
         )
@@ -91,7 +91,7 @@ def await_all(status: str = "SUCCEEDED", *, seconds: float = 60) -> None:
 
 def effects() -> list[tuple[int, int]]:
     with engine().begin() as connection:
-        found = connection.execute(text("SELECT count(*), count(DISTINCT task_id) FROM chaos_effect"))
+        found = connection.execute(sql("SELECT count(*), count(DISTINCT task_id) FROM chaos_effect"))
         return [tuple(row) for row in found]
 
 
@@ -101,7 +101,10 @@ def children(program: Program) -> list[psutil.Process]:
 
 def holders() -> set[str]:
     with engine().begin() as connection:
-        return {name.rpartition("-")[0] for name in connection.execute(text("SELECT holder FROM task_lease")).scalars()}
+        return {
+            name.rpartition("-")[0]
+            for name in connection.execute(sql("SELECT holder FROM ledger.task_lease")).scalars()
+        }
 
 
 def names(program: Program) -> set[str]:
@@ -149,7 +152,7 @@ def test_a_worker_that_sleeps_past_its_lease_is_refused_when_it_wakes_up(start: 
     await_all()
     for process in (psutil.Process(sleeper.popen.pid), *children(sleeper)):
         process.send_signal(signal.SIGCONT)
-    audit = text("SELECT count(*) FROM task_audit WHERE code IN ('late_success', 'lease_lost')")
+    audit = sql("SELECT count(*) FROM ledger.task_audit WHERE code IN ('late_success', 'lease_lost')")
 
     def refused() -> bool:
         with engine().begin() as connection:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from models.engine import engine
+from models.sql import sql
 from tasks.core.registry import handler
 from tasks.core.task import Task
 
 Script = Callable[[Task, Session], Any]
 SCRIPTS: dict[str, Script] = {}  # what "test.scripted" does, by payload["do"]
-INTO_SINK = text("INSERT INTO test_sink (task_id, note) VALUES (:task_id, :note)")
+INTO_SINK = sql("INSERT INTO public.test_sink (task_id, note) VALUES (:task_id, :note)")
 MANY_BATCH = 50
 
 
@@ -28,7 +28,7 @@ class OnPurpose(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """One event that rings for tasks, as it stands in the outbox."""
+    """One event that wake-ups for tasks, as it stands in the outbox."""
 
     id: int
     queue: str
@@ -71,19 +71,19 @@ def scripted(task: Task, db: Session) -> Any:
 def sink() -> None:
     """The table `test_sink`, empty. It has no unique key: an effect that happens twice is there twice."""
     with engine().begin() as connection:
-        connection.execute(text("CREATE TABLE IF NOT EXISTS test_sink (task_id uuid, note text)"))
-        connection.execute(text("TRUNCATE test_sink"))
+        connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_sink (task_id uuid, note text)"))
+        connection.execute(sql("TRUNCATE public.test_sink"))
 
 
 def effects() -> Counter[uuid.UUID]:
     """How often each task is in the sink."""
     with engine().begin() as connection:
-        return Counter(connection.execute(text("SELECT task_id FROM test_sink")).scalars())
+        return Counter(connection.execute(sql("SELECT task_id FROM public.test_sink")).scalars())
 
 
 def rows(columns: str = "status, attempt_count", where: str = "true", **values: Any) -> list[tuple[Any, ...]]:
     """Tasks, in the order in which they were submitted."""
-    statement = text(f"SELECT {columns} FROM ingest_task WHERE {where} ORDER BY created_at, id")
+    statement = sql(f"SELECT {columns} FROM ledger.ingest_task WHERE {where} ORDER BY created_at, id")
     with engine().begin() as connection:
         return [tuple(row) for row in connection.execute(statement, values)]
 
@@ -91,21 +91,21 @@ def rows(columns: str = "status, attempt_count", where: str = "true", **values: 
 def task(task_id: uuid.UUID) -> dict[str, Any]:
     """One task, by column."""
     with engine().begin() as connection:
-        found = connection.execute(text("SELECT * FROM ingest_task WHERE id = :id"), {"id": task_id})
+        found = connection.execute(sql("SELECT * FROM ledger.ingest_task WHERE id = :id"), {"id": task_id})
         return dict(found.mappings().one())
 
 
 def transitions(task_id: uuid.UUID, columns: str = "from_status, to_status") -> list[tuple[Any, ...]]:
     """The history of one task, from its beginning."""
-    statement = text(f"SELECT {columns} FROM ingest_task_transition WHERE task_id = :id ORDER BY id")
+    statement = sql(f"SELECT {columns} FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id")
     with engine().begin() as connection:
         return [tuple(row) for row in connection.execute(statement, {"id": task_id})]
 
 
-def rings(where: str = "true") -> list[Ring]:
-    """Every ring for tasks in the outbox, whatever became of it, in the order in which they were written."""
-    statement = text(f"""
-        SELECT id, destination, payload, headers, next_retry_at, status, lease_token IS NOT NULL FROM outbox_event
+def wakeups(where: str = "true") -> list[Ring]:
+    """Every wake-up for tasks in the outbox, whatever became of it, in the order in which they were written."""
+    statement = sql(f"""
+        SELECT id, destination, payload, headers, next_retry_at, status, lease_token IS NOT NULL FROM ledger.outbox_event
         WHERE destination LIKE 'celery:%' AND payload ? 'ids' AND {where} ORDER BY id""")
     found = []
     with engine().begin() as connection:

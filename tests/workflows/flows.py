@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import text
-
 from models.engine import engine
+from models.sql import sql
 from tests.tasks.deliveries import delivered, submitted
 from tests.tasks.work import task
 from workflows import TYPE, StageInput, stage
@@ -24,16 +23,16 @@ FLOW = {"workflowId": ID, "input": {"number": 17}, "stages": STAGES}
 KEYS = [f"{ID}:{each['name']}" for each in STAGES]
 CUSTOMER = {"customer": "Ada", "asked": {"order": {"number": 17}}}
 SUMMARY = 'A summary of: In short: {"asked": {"order": {"number": 17}}, "customer": "Ada"}'
-CALL = text("INSERT INTO test_stage_call (key) VALUES (:key)")
-STORED = text("INSERT INTO test_stored (key, summary) VALUES (:key, :summary) ON CONFLICT DO NOTHING")
+CALL = sql("INSERT INTO public.test_stage_call (key) VALUES (:key)")
+STORED = sql("INSERT INTO public.test_stored (key, summary) VALUES (:key, :summary) ON CONFLICT DO NOTHING")
 
 
 def tables() -> None:
     """What the stage "store" writes: a note of each call, and its effect, which has a key."""
     with engine().begin() as connection:
-        connection.execute(text("CREATE TABLE IF NOT EXISTS test_stage_call (key text)"))
-        connection.execute(text("CREATE TABLE IF NOT EXISTS test_stored (key text PRIMARY KEY, summary text)"))
-        connection.execute(text("TRUNCATE test_stage_call, test_stored"))
+        connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_stage_call (key text)"))
+        connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_stored (key text PRIMARY KEY, summary text)"))
+        connection.execute(sql("TRUNCATE public.test_stage_call, test_stored"))
 
 
 @stage("test.store")
@@ -46,12 +45,12 @@ def store(given: StageInput) -> Any:
 
 def stored() -> list[tuple[Any, ...]]:
     with engine().begin() as connection:
-        return [tuple(row) for row in connection.execute(text("SELECT key, summary FROM test_stored"))]
+        return [tuple(row) for row in connection.execute(sql("SELECT key, summary FROM public.test_stored"))]
 
 
 def store_calls() -> Counter[str]:
     with engine().begin() as connection:
-        return Counter(connection.execute(text("SELECT key FROM test_stage_call")).scalars())
+        return Counter(connection.execute(sql("SELECT key FROM public.test_stage_call")).scalars())
 
 
 def flow(*stages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -67,6 +66,6 @@ def ran(payload: Any, **how: Any) -> dict[str, Any]:
 
 def steps(task_id: uuid.UUID) -> dict[str, Any]:
     """What is kept of each stage, in the order in which they were done."""
-    statement = text("SELECT name, result FROM task_step WHERE task_id = :id ORDER BY created_at")
+    statement = sql("SELECT name, result FROM ledger.task_step WHERE task_id = :id ORDER BY created_at")
     with engine().begin() as connection:
         return {name: result for name, result in connection.execute(statement, {"id": task_id})}  # noqa: C416

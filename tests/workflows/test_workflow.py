@@ -181,7 +181,7 @@ def test_a_task_discarded_meanwhile_begins_no_further_stage(outside: Outside) ->
 
     def taken(exchange: Exchange) -> None:
         with engine().begin() as connection:
-            connection.exec_driver_sql("UPDATE ingest_task SET lease_token = gen_random_uuid()")
+            connection.exec_driver_sql("UPDATE celeriac.ingest_task SET lease_token = gen_random_uuid()")
         outside.well(exchange)
 
     with outside.behaving(taken):

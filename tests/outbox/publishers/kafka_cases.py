@@ -11,7 +11,7 @@ import pytest
 
 from outbox.publishers import kafka as kafka_module
 from outbox.publishers.kafka import KafkaPublisher
-from outbox.publishers.kafka_wakeups import KafkaRings
+from outbox.publishers.kafka_wakeups import KafkaWakeups
 from tests.nodes.kafka import PRODUCE, KafkaCluster
 from tests.outbox.publishers.case import Case
 
@@ -59,8 +59,8 @@ def kafka(kafka_cluster: KafkaCluster, kafka_publisher: KafkaPublisher, kafka_to
 
 
 @pytest.fixture
-def kafka_rings(kafka_cluster: KafkaCluster, kafka: Case, kafka_topic: str, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """The same with several rings to a record. How long it waits is proved by the other."""
+def kafka_wakeups(kafka_cluster: KafkaCluster, kafka: Case, kafka_topic: str, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """The same with several wake-ups to a record. How long it waits is proved by the other."""
     monkeypatch.setattr(kafka_module, "PATIENCE_SECONDS", 1.5)
 
     def arrived() -> list[Any]:
@@ -68,7 +68,9 @@ def kafka_rings(kafka_cluster: KafkaCluster, kafka: Case, kafka_topic: str, monk
             one for record in kafka_cluster.records(kafka_topic) for one in json.loads(record.value() or b"")["ids"]
         ]
 
-    def rings(publisher: Any) -> KafkaRings:
-        return KafkaRings("ingest", publisher, queues=("ingest",))
+    def wakeups(publisher: Any) -> KafkaWakeups:
+        return KafkaWakeups("ingest", publisher, queues=("ingest",))
 
-    return Case(rings(kafka.publisher), lambda: rings(kafka.unreachable()), kafka.hanging, arrived, keeps_order=False)
+    return Case(
+        wakeups(kafka.publisher), lambda: wakeups(kafka.unreachable()), kafka.hanging, arrived, keeps_order=False
+    )

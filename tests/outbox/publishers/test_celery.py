@@ -1,4 +1,4 @@
-"""What only the publisher of rings does, on either broker."""
+"""What only the publisher of wake-ups does, on either broker."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.servers import ServersOfTests
 CANARY = "canary-6d1f"
 
 
-def test_rings_of_many_kinds_wait_for_redis_together(celery: Case, stack: ServersOfTests) -> None:
-    """No answer comes before the last ring has passed: whoever waits for one by one waits in vain."""
+def test_wakeups_of_many_kinds_wait_for_redis_together(celery: Case, stack: ServersOfTests) -> None:
+    """No answer comes before the last wake-up has passed: whoever waits for one by one waits in vain."""
     with proxy_of(stack.addresses["BROKER_URL"]) as proxy, ringing(proxy.url) as publisher:
         publisher.publish(events("opens the connection"))
-        proxy.hold_answers_until(base64.b64encode(b'[[["ring 99"').decode())
+        proxy.hold_answers_until(base64.b64encode(b'[[["wake-up 99"').decode())
         assert set(publisher.publish(of_many_kinds(100))) == {Sent()}
     assert len(celery.arrived()) == 101
 
 
 @pytest.mark.guarantee
-def test_rabbitmq_confirms_each_ring_whatever_broker_the_settings_were_read_for(
+def test_rabbitmq_confirms_each_wakeup_whatever_broker_the_settings_were_read_for(
     stack: ServersOfTests, rabbitmq_vhost: RabbitNode
 ) -> None:
     with ringing(rabbitmq_vhost.url) as publisher:
@@ -39,10 +39,10 @@ def test_rabbitmq_confirms_each_ring_whatever_broker_the_settings_were_read_for(
 
 
 @pytest.mark.guarantee
-def test_a_ring_whose_queue_was_deleted_fails_and_the_next_one_declares_it_again(
+def test_a_wakeup_whose_queue_was_deleted_fails_and_the_next_one_declares_it_again(
     celery_on_rabbitmq: Case, rabbitmq_vhost: RabbitNode
 ) -> None:
-    """RabbitMQ confirms it all the same; and that confirm must not be taken for that of another ring."""
+    """RabbitMQ confirms it all the same; and that confirm must not be taken for that of another wake-up."""
     celery_on_rabbitmq.publisher.publish(events("before"))
     with channel(rabbitmq_vhost.url) as owner:
         owner.queue_delete("ingest")
@@ -50,11 +50,11 @@ def test_a_ring_whose_queue_was_deleted_fails_and_the_next_one_declares_it_again
     assert isinstance(failed, Failed)
     assert others == [NotTried(), NotTried()]
     assert celery_on_rabbitmq.publisher.publish(of_many_kinds(3)) == [Sent()] * 3
-    assert celery_on_rabbitmq.arrived() == ["ring 0", "ring 1", "ring 2"]
+    assert celery_on_rabbitmq.arrived() == ["wake-up 0", "wake-up 1", "wake-up 2"]
 
 
 @pytest.mark.guarantee
-def test_a_ring_that_a_full_queue_does_not_take_fails(celery_on_rabbitmq: Case, rabbitmq_vhost: RabbitNode) -> None:
+def test_a_wakeup_that_a_full_queue_does_not_take_fails(celery_on_rabbitmq: Case, rabbitmq_vhost: RabbitNode) -> None:
     celery_on_rabbitmq.publisher.publish(events("fills it"))
     limits = '[{<<"max-length">>, 1}, {<<"overflow">>, <<"reject-publish">>}]'
     policy = f'<<"{rabbitmq_vhost.vhost}">>, <<"full">>'
@@ -63,7 +63,7 @@ def test_a_ring_that_a_full_queue_does_not_take_fails(celery_on_rabbitmq: Case, 
     )
     try:
         # a quorum queue takes a few more before it has heard that it is full
-        results = [celery_on_rabbitmq.publisher.publish(events(f"ring {n}"))[0] for n in range(50)]
+        results = [celery_on_rabbitmq.publisher.publish(events(f"wake-up {n}"))[0] for n in range(50)]
     finally:
         tell_rabbitmq(rabbitmq_vhost, f'rabbit_policy:delete({policy}, <<"tests">>)')
     assert type(results[-1]) is Failed
@@ -71,7 +71,7 @@ def test_a_ring_that_a_full_queue_does_not_take_fails(celery_on_rabbitmq: Case, 
 
 
 @pytest.mark.guarantee
-def test_a_connection_that_rabbitmq_closed_while_idle_costs_no_ring(
+def test_a_connection_that_rabbitmq_closed_while_idle_costs_no_wakeup(
     celery_on_rabbitmq: Case, rabbitmq_vhost: RabbitNode
 ) -> None:
     celery_on_rabbitmq.publisher.publish(events("before"))
@@ -101,6 +101,6 @@ def ringing(url: str) -> Iterator[CeleryPublisher]:
 
 
 def of_many_kinds(count: int) -> list[ClaimedEvent]:
-    """Rings that cannot share a message."""
-    rings = events(*(f"ring {n}" for n in range(count)))
-    return [replace(ring, payload={**ring.payload, "type": f"type {n}"}) for n, ring in enumerate(rings)]
+    """Wake-ups that cannot share a message."""
+    wakeups = events(*(f"wake-up {n}" for n in range(count)))
+    return [replace(wakeup, payload={**wakeup.payload, "type": f"type {n}"}) for n, wakeup in enumerate(wakeups)]

@@ -10,7 +10,7 @@ from tests.outbox.publishers.case import Case, events
 RABBITMQ = [pytest.param(name, marks=pytest.mark.guarantee) for name in ("amqp", "celery_on_rabbitmq")]
 
 
-@pytest.fixture(params=["celery", "http", "kafka", "kafka_rings", "redis_stream", *RABBITMQ])
+@pytest.fixture(params=["celery", "http", "kafka", "kafka_wakeups", "redis_stream", *RABBITMQ])
 def case(request: pytest.FixtureRequest) -> Case:
     made: Case = request.getfixturevalue(request.param)
     return made

@@ -13,8 +13,8 @@ from tests.outbox.publishers.case import Case, events
 from tests.servers import ServersOfTests
 
 
-def test_a_bad_ring_costs_its_neighbours_nothing(celery: Case) -> None:
-    good, bad = events("good")[0], ClaimedEvent(2, "d", {"no": "ring"}, None, {}, 0, uuid.uuid4(), datetime.now(UTC))
+def test_a_bad_wakeup_costs_its_neighbours_nothing(celery: Case) -> None:
+    good, bad = events("good")[0], ClaimedEvent(2, "d", {"no": "wake-up"}, None, {}, 0, uuid.uuid4(), datetime.now(UTC))
     assert [type(result) for result in celery.publisher.publish([bad, good, bad])] == [Refused, Sent, Refused]
     assert celery.arrived() == ["good"]
 

@@ -1,4 +1,4 @@
-"""Slow tasks are not kept by one worker: batches become small, and what is left of a message is rung for others."""
+"""Slow tasks are not kept by one worker: batches become small, and what is left of a message is woken for others."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tasks.core.registry import Handler, find, handlers
 from tasks.execution import deliver
 from tasks.execution.claim import claim
 from tasks.execution.deliver import ingest
-from tasks.recovery.lost_wakeups import ring_again
+from tasks.recovery.lost_wakeups import wake_again
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import BatchClock, claimed, clean_sink, handled, leases, raising, submitted
-from tests.tasks.work import OnPurpose, insert, rings, rows, transitions
+from tests.tasks.work import OnPurpose, insert, rows, transitions, wakeups
 
 TYPE = "test.slow"
 NO_TIME = "there was no time to start it"
@@ -68,7 +68,7 @@ def test_one_slow_task_is_forgotten_after_some_quick_ones() -> None:
     assert batch_size.batch_of(handler) == 100
 
 
-def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest_back_in_small_rings(
+def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest_back_in_small_wakeups(
     clock: BatchClock,
 ) -> None:
     def slowly(each: Task, db: Session) -> None:
@@ -78,19 +78,19 @@ def test_a_batch_that_turns_out_to_be_slow_keeps_what_is_done_and_gives_the_rest
     with handled(TYPE, slowly) as handler:
         batch_size.note(handler, 0.0)  # until today
         ids = submitted(20, TYPE)
-        before = len(rings())
+        before = len(wakeups())
         ingest(engine(), ids)
         done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
         assert done == ids[:2], "there was a second, and one has begun within it"
         assert set(given_back(ids)) == set(ids) - set(done)
         assert set(rows("status, attempt_count")) == {("SUCCEEDED", 0), ("QUEUED", 0)}
-        again = rings()[before:]
-        assert {len(ring.ids) for ring in again} == {3}
-        assert sorted(id_ for ring in again for id_ in ring.ids) == sorted(given_back(ids))
+        again = wakeups()[before:]
+        assert {len(wakeup.ids) for wakeup in again} == {3}
+        assert sorted(id_ for wakeup in again for id_ in wakeup.ids) == sorted(given_back(ids))
     assert leases() == 0
 
 
-def test_what_a_message_names_beyond_a_small_batch_is_rung_at_once_for_others(ledger: ServersOfTests) -> None:
+def test_what_a_message_names_beyond_a_small_batch_is_woken_at_once_for_others(ledger: ServersOfTests) -> None:
     seen: list[int] = []
 
     def look(each: Task, db: Session) -> None:
@@ -109,7 +109,7 @@ def test_what_a_message_names_beyond_a_small_batch_is_rung_at_once_for_others(le
     assert seen[0] == 8, "the rest is on its way before the first of the batch has run"
     assert arrived(ledger) == {str(id_): 1 for id_ in ids if id_ not in done}
     assert {len(transitions(id_)) for id_ in ids if id_ not in done} == {1}, "nothing happened to them"
-    assert [len(ring.ids) for ring in rings()[-4:]] == [2, 2, 2, 2]
+    assert [len(wakeup.ids) for wakeup in wakeups()[-4:]] == [2, 2, 2, 2]
 
 
 def test_a_claim_of_a_slow_type_is_small_and_tops_up_no_further() -> None:
@@ -158,14 +158,14 @@ def test_a_type_that_proves_slow_with_its_first_task_is_shared_from_the_second_o
         ingest(engine(), ids)
         assert batch_size.batch_of(find(TYPE)) == 1
     assert rows("id", "status = 'SUCCEEDED'") == [(ids[0],), (ids[1],)]
-    assert sorted(id_ for ring in rings()[1:] for id_ in ring.ids) == ids[2:]
+    assert sorted(id_ for wakeup in wakeups()[1:] for id_ in wakeup.ids) == ids[2:]
     assert {len(transitions(id_)) for id_ in ids[2:]} == {1}, "nothing happened to them"
 
 
-def test_a_lost_ring_of_one_that_was_left_to_others_is_noticed_after_a_grace_however_long_it_had_waited(
+def test_a_lost_wakeup_of_one_that_was_left_to_others_is_noticed_after_a_grace_however_long_it_had_waited(
     ledger: ServersOfTests,
 ) -> None:
-    """P8: the grace doubles with each ring that was lost, and this one is the first."""
+    """P8: the grace doubles with each wake-up that was lost, and this one is the first."""
     with handled(TYPE, quickly) as handler:
         ids = submitted(3, TYPE)
         assert submitter().flush(10)
@@ -174,13 +174,13 @@ def test_a_lost_ring_of_one_that_was_left_to_others_is_noticed_after_a_grace_how
         ingest(engine(), ids)
         assert submitter().flush(10)
         ledger.flush_redis()
-        move(ledger, settings.current().ingest_ring_grace_ms / 1000 + 1)
-        assert ring_again(engine(), settings.current(), depths=broker.depths) == 2
+        move(ledger, settings.current().ingest_wakeup_grace_ms / 1000 + 1)
+        assert wake_again(engine(), settings.current(), depths=broker.depths) == 2
 
 
-def test_what_cannot_be_rung_for_others_is_run_here_and_nobody_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_woken_for_others_is_run_here_and_nobody_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """P5: or a task that was claimed alone, and never started, would be reclaimed as one that lost its worker."""
-    monkeypatch.setattr(deliver, "RING_AGAIN", text("SELECT 1 / 0"))
+    monkeypatch.setattr(deliver, "WAKE_AGAIN", text("SELECT 1 / 0"))
     with handled(TYPE, quickly) as handler:
         ids = submitted(3, TYPE)
         batch_size.note(handler, 1.0)

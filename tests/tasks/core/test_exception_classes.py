@@ -17,7 +17,7 @@ from tests.tasks.deliveries import (
     submitted,
 )
 from tests.tasks.outside import TYPE, ran, state
-from tests.tasks.work import OnPurpose, insert, rings, task
+from tests.tasks.work import OnPurpose, insert, task, wakeups
 
 pytestmark = pytest.mark.usefixtures("ledger")
 
@@ -90,8 +90,8 @@ def test_each_failure_waits_as_long_as_the_list_says_and_then_as_the_last() -> N
             delivered([id_])
             found = task(id_)
             waits.append(round((found["next_retry_at"] - found["updated_at"]).total_seconds()))
-            assert rings()[-1].due_at == found["next_retry_at"]
-            change(id_, "next_retry_at = ledger_now()")
+            assert wakeups()[-1].due_at == found["next_retry_at"]
+            change(id_, "next_retry_at = ledger.ledger_now()")
         delivered([id_])
     assert waits == [60, 300, 300, 300]
     assert state(id_) == ("DEAD", 5, "handler_error")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import failpoint
 import settings
 from models.engine import engine, make_engine
+from models.sql import sql
 from tasks import LeaseLost
 from tasks.core.lease import Held
 from tasks.core.steps import Steps
@@ -28,15 +28,15 @@ from tests.tasks.lost_workers import LEASE, killed, later, taken_over
 from tests.tasks.work import OnPurpose, rows, task
 
 TYPE = "test.steps"
-STEPS = text("SELECT name, result FROM task_step WHERE task_id = :id ORDER BY created_at, name")
-CALLS = text("SELECT note FROM test_sink ORDER BY ctid")
-CALLED = text("INSERT INTO test_sink (note) VALUES (:note)")
+STEPS = sql("SELECT name, result FROM ledger.task_step WHERE task_id = :id ORDER BY created_at, name")
+CALLS = sql("SELECT note FROM public.test_sink ORDER BY ctid")
+CALLED = sql("INSERT INTO public.test_sink (note) VALUES (:note)")
 
 
 @pytest.fixture(autouse=True)
 def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
     with clean_sink(), engine().begin() as connection:
-        connection.execute(text("TRUNCATE task_step"))
+        connection.execute(sql("TRUNCATE ledger.task_step"))
     with clean_sink():
         yield stack
     failpoint.arm()
@@ -149,7 +149,7 @@ def test_a_worker_whose_task_was_taken_over_can_neither_store_a_step_nor_settle(
 @pytest.mark.parametrize("how", ["taken", "discarded", "given back"])
 def test_nothing_is_stored_for_a_task_that_is_no_longer_ours(how: str) -> None:
     changes = {
-        "discarded": "status = 'DISCARDED', lease_token = NULL, finished_at = ledger_now()",
+        "discarded": "status = 'DISCARDED', lease_token = NULL, finished_at = ledger.ledger_now()",
         "given back": "status = 'QUEUED', lease_token = NULL",
     }
 
@@ -331,7 +331,7 @@ def test_a_step_whose_answer_was_lost_is_stored_and_not_called_again(arrives: bo
     def cut(each: Task) -> Any:
         def effect() -> str:
             called("effect")
-            line.cut_at("INSERT INTO task_step", but_it_arrives=arrives)
+            line.cut_at("INSERT INTO ledger.task_step", but_it_arrives=arrives)
             return "done"
 
         return each.step("effect", effect)

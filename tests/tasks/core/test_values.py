@@ -116,7 +116,7 @@ def test_a_result_that_cannot_be_stored_is_the_failure_of_its_task_and_never_of_
     found = [(task(id_)["status"], task(id_)["attempt_count"], task(id_)["result"]) for id_ in ids]
     assert found == [("SUCCEEDED", 0, {"n": 0}), ("RETRYING", 1, None), ("SUCCEEDED", 0, {"n": 2})]
     assert task(ids[1])["error_code"] == "bad_result"
-    change(ids[1], "next_retry_at = ledger_now()")
+    change(ids[1], "next_retry_at = ledger.ledger_now()")
     delivered(ids)
     assert (task(ids[1])["status"], task(ids[1])["attempt_count"]) == ("DEAD", 2)
 

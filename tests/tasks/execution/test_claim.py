@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from models.engine import engine
 from models.errors import Misuse
+from models.sql import sql
 from tasks.core.registry import handlers
 from tasks.execution.claim import Claim
 from tests.outbox.ledger import move
@@ -33,9 +34,9 @@ from tests.tasks.deliveries import (
     take_away,
     wait_until_blocked,
 )
-from tests.tasks.work import effects, insert, rings, rows, task, transitions
+from tests.tasks.work import effects, insert, rows, task, transitions, wakeups
 
-CLOCK_IS_HELD = text("LOCK TABLE ledger_clock IN ACCESS EXCLUSIVE MODE")
+CLOCK_IS_HELD = sql("LOCK TABLE ledger.ledger_clock IN ACCESS EXCLUSIVE MODE")
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
@@ -67,7 +68,7 @@ def test_a_claim_writes_its_lease_its_tasks_and_their_transitions_in_one_commit(
         ("QUEUED", "RUNNING", 0, "me:1")
     ] * 3
     with engine().begin() as connection:
-        (lease,) = connection.execute(text("SELECT * FROM task_lease"))
+        (lease,) = connection.execute(sql("SELECT * FROM ledger.task_lease"))
     assert (lease.token, lease.holder, sorted(lease.task_ids)) == (claim.token, "me:1", sorted(ids))
     assert (lease.lease_until - lease.claimed_at).total_seconds() == 60
     assert (lease.type, lease.queue, lease.priority) == ("test.insert", "ingest", 5)
@@ -75,7 +76,7 @@ def test_a_claim_writes_its_lease_its_tasks_and_their_transitions_in_one_commit(
 
 def test_a_claim_refuses_a_connection_with_work_in_it(one: Connection) -> None:
     ids = submitted()
-    one.execute(text("SELECT 1"))
+    one.execute(sql("SELECT 1"))
     with pytest.raises(Misuse):
         claimed(ids, connection=one)
 
@@ -163,7 +164,7 @@ def test_however_often_and_at_once_tasks_are_delivered_each_runs_once() -> None:
 
 
 def test_own_tasks_come_before_any_that_fill_the_batch() -> None:
-    """A sketch that let others displace them left 3 % of the tasks waiting with every ring consumed."""
+    """A sketch that let others displace them left 3 % of the tasks waiting with every wake-up consumed."""
     older = submitted(200)
     own = submitted(40)
     claim = claimed(own)
@@ -185,13 +186,13 @@ def test_a_batch_is_filled_with_due_tasks_of_the_same_queue_and_type_alone() -> 
     wanted = submitted(3)
     submitted(2, "test.fail")
     later = submitted(1)
-    change(later[0], "next_retry_at = ledger_now() + interval '1 minute'")
+    change(later[0], "next_retry_at = ledger.ledger_now() + interval '1 minute'")
     alone = submitted(1)
     change(alone[0], "isolated = true")
     elsewhere = submitted(1)
     change(elsewhere[0], "queue = 'elsewhere'")
     done = submitted(1)
-    change(done[0], "status = 'DEAD', finished_at = ledger_now()")
+    change(done[0], "status = 'DEAD', finished_at = ledger.ledger_now()")
     assert ran(claimed(wanted[:1])) == set(wanted)
 
 
@@ -216,7 +217,7 @@ def test_a_batch_is_never_larger_than_its_handler_says() -> None:
 
 def test_a_claim_that_gets_nothing_of_its_own_takes_nothing_else() -> None:
     (mine, *_) = submitted(5)
-    change(mine, "next_retry_at = ledger_now() + interval '1 hour'")
+    change(mine, "next_retry_at = ledger.ledger_now() + interval '1 hour'")
     claim = claimed([mine, uuid.uuid4()])
     assert (claim.tasks, claim.not_due) == ([], [mine])
     assert leases() == 0
@@ -228,11 +229,11 @@ def test_each_id_gets_its_verdict(other: Connection) -> None:
     claimed([running], handlers={"test.insert": handlers()["test.insert"]})  # takes the others along
     for id_ in (due, later, locked, done, dead, unknown_type):
         change(id_, "status = 'QUEUED', lease_token = NULL")
-    change(later, "next_retry_at = ledger_now() + interval '1 second'")
-    change(done, "status = 'SUCCEEDED', finished_at = ledger_now()")
-    change(dead, "status = 'DEAD', finished_at = ledger_now()")
+    change(later, "next_retry_at = ledger.ledger_now() + interval '1 second'")
+    change(done, "status = 'SUCCEEDED', finished_at = ledger.ledger_now()")
+    change(dead, "status = 'DEAD', finished_at = ledger.ledger_now()")
     change(unknown_type, "type = 'nobody.knows'")
-    other.execute(text("SELECT FROM ingest_task WHERE id = :id FOR UPDATE"), {"id": locked})
+    other.execute(sql("SELECT FROM ledger.ingest_task WHERE id = :id FOR UPDATE"), {"id": locked})
     claim = claimed([due, later, running, locked, done, dead, unknown_type, nobody, due])
     assert ran(claim) == {due}
     assert set(claim.skipped) == {running, locked, done, dead, nobody}
@@ -263,12 +264,12 @@ def test_a_message_with_several_types_runs_them_all_each_with_its_own() -> None:
 
 
 def test_a_message_with_several_priorities_is_claimed_by_priority() -> None:
-    """P4: the horizon of lost rings (P8) is kept by priority."""
+    """P4: the horizon of lost wake-ups (P8) is kept by priority."""
     usual, urgent = submitted(2), submitted(2, priority=9)
     claim = claimed([usual[0], urgent[0]])
     assert usual[0] in ran(claim)
     assert urgent[0] in claim.left
-    assert scalar("SELECT priority FROM task_lease") == 5
+    assert scalar("SELECT priority FROM ledger.task_lease") == 5
 
 
 def test_an_isolated_task_runs_alone_and_after_the_others_of_its_message() -> None:
@@ -294,7 +295,7 @@ def test_isolated_tasks_of_one_message_run_one_after_the_other() -> None:
 
 def test_a_task_is_due_at_its_time_and_not_before(ledger: ServersOfTests) -> None:
     (id_,) = submitted()
-    change(id_, "status = 'RETRYING', next_retry_at = ledger_now() + interval '1 hour'")
+    change(id_, "status = 'RETRYING', next_retry_at = ledger.ledger_now() + interval '1 hour'")
     before = counted()
     delivered([id_])
     assert (rows("status"), counted() - before) == ([("RETRYING",)], {"not_due": 1})
@@ -303,7 +304,7 @@ def test_a_task_is_due_at_its_time_and_not_before(ledger: ServersOfTests) -> Non
     assert rows("status") == [("SUCCEEDED",)]
 
 
-def test_a_type_that_nobody_here_knows_is_rung_again_later_and_burns_nothing(ledger: ServersOfTests) -> None:
+def test_a_type_that_nobody_here_knows_is_woken_again_later_and_burns_nothing(ledger: ServersOfTests) -> None:
     """P7: a rolling deploy."""
     (id_,) = submitted()
     change(id_, "type = 'of.tomorrow'")
@@ -311,7 +312,7 @@ def test_a_type_that_nobody_here_knows_is_rung_again_later_and_burns_nothing(led
     found = task(id_)
     assert (found["status"], found["attempt_count"]) == ("QUEUED", 0)
     assert len(transitions(id_)) == 1
-    assert (rings()[-1].ids, rings()[-1].due_at) == ([id_], found["rung_at"])
+    assert (wakeups()[-1].ids, wakeups()[-1].due_at) == ([id_], found["last_wakeup_at"])
     with handled("of.tomorrow", insert):
         delivered([id_])
     assert effects() == {id_: 1}

@@ -43,7 +43,7 @@ from tests.tasks.deliveries import (
     take_away,
     timed,
 )
-from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
+from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
 
 OPEN_TRANSACTIONS = """
     SELECT count(*) FROM pg_stat_activity
@@ -103,7 +103,7 @@ def test_a_batch_takes_as_many_statements_as_a_single_task_but_for_the_handlers_
     commits: list[Any] = []
     with statements() as sent, at_commit(engine(), commits.append):
         delivered(ids)
-    own = [one for one in sent if one.startswith("INSERT INTO test_sink")]
+    own = [one for one in sent if one.startswith("INSERT INTO public.test_sink")]
     ours = [one.partition(" ")[0] for one in sent if one not in own]
     assert len(own) == size
     assert ours == ["EXECUTE", "DECLARE", "CLOSE"]  # claim, mark, settle
@@ -130,7 +130,7 @@ def test_a_failed_batch_takes_four_statements_for_each_and_no_more() -> None:
 
 
 def test_a_batch_starts_no_task_after_half_its_lease_and_gives_the_rest_back() -> None:
-    """P6: what is done is settled, the rest burns nothing and is rung again."""
+    """P6: what is done is settled, the rest burns nothing and is woken again."""
     ids = inserting({}, 5)
     before = counted()
     run_late(ids)
@@ -138,7 +138,7 @@ def test_a_batch_starts_no_task_after_half_its_lease_and_gives_the_rest_back() -
     assert rows("status, attempt_count", f"id = '{done}'") == [("SUCCEEDED", 0)]
     rest = set(ids) - {done}
     assert set(rows("status, attempt_count, isolated", f"id <> '{done}'")) == {("QUEUED", 0, False)}
-    assert set(rings()[-1].ids) == rest
+    assert set(wakeups()[-1].ids) == rest
     assert {transitions(id_, "message")[-1][0] for id_ in rest} == {"there was no time to start it"}
     assert counted() - before == {"succeeded": 1, "released": 4}
     assert leases() == 0
@@ -272,13 +272,15 @@ def test_a_message_of_more_than_a_batch_is_run_in_batches() -> None:
     assert sizes == [4, 4, 2]
 
 
-def test_a_task_without_a_handler_has_one_ring_for_later_however_often_it_is_delivered(ledger: ServersOfTests) -> None:
+def test_a_task_without_a_handler_has_one_wakeup_for_later_however_often_it_is_delivered(
+    ledger: ServersOfTests,
+) -> None:
     (id_,) = submitted(1)
     change(id_, "type = 'test.of_tomorrow'")
     for times in (1, 2):
         for _ in range(3):
             delivered([id_])
-        assert len([ring for ring in rings() if ring.due_at]) == times
+        assert len([wakeup for wakeup in wakeups() if wakeup.due_at]) == times
         move(ledger, UNHANDLED_SECONDS + 1)
 
 

@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import metrics
+from models.sql import sql
 from tasks import Discard, Finish, Permanent, Snooze
 from tasks.core.task import Task
 from tests.servers import ServersOfTests
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.usefixtures("ledger")
 def test_a_finish_commits_with_succeeded_and_its_result() -> None:
     id_ = ran(lambda each: Finish(lambda db: insert(each, db), {"rows": 1}))
     assert (task(id_)["status"], task(id_)["result"], effects()) == ("SUCCEEDED", {"rows": 1}, {id_: 1})
-    assert scalar("SELECT count(DISTINCT xmin::text) FROM (SELECT xmin FROM test_sink UNION ALL"
-                  " SELECT xmin FROM ingest_task) AS found") == 1, "one transaction"  # fmt: skip
+    assert scalar("SELECT count(DISTINCT xmin::text) FROM (SELECT xmin FROM public.test_sink UNION ALL"
+                  " SELECT xmin FROM ledger.ingest_task) AS found") == 1, "one transaction"  # fmt: skip
 
 
 def test_a_finish_that_nobody_awaits_has_failed() -> None:
@@ -71,7 +71,7 @@ def test_a_finish_that_the_database_refuses_is_repeated_or_fails_and_the_handler
         insert(each, db)
         called.append("write")
         if called.count("write") < 3:
-            db.execute(text("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"))
+            db.execute(sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$"))
 
     def work(each: Task) -> Finish:
         called.append("handler")
@@ -89,8 +89,8 @@ def test_a_finish_that_cannot_be_committed_is_the_tasks_failure(what: str) -> No
         if what == "commit":
             db.commit()
         if what == "deferred":
-            db.execute(text("CREATE TEMP TABLE one (n int UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP"))
-            db.execute(text("INSERT INTO one VALUES (1), (1)"))
+            db.execute(sql("CREATE TEMP TABLE one (n int UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP"))
+            db.execute(sql("INSERT INTO one VALUES (1), (1)"))
 
     id_ = ran(lambda each: Finish(lambda db: write(each, db), object() if what == "bad result" else None))
     assert state(id_)[:2] == ("RETRYING", 1)

@@ -1,7 +1,7 @@
 """Partition keys as a state machine: submits, claims, failures, lost workers and operators in any order (P9).
 
 After each step: what may run is what the model says, in the order of keys, one holder at a time; every effect is there
-once and after those that it follows; and whoever has become first of its key was rung (P7).
+once and after those that it follows; and whoever has become first of its key was woken (P7).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import settings
 from models.engine import engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import Discard, NewTask, Permanent, Snooze, submit_many
 from tasks.core.registry import find, handlers
@@ -45,15 +45,15 @@ from tests.servers import ServersOfTests
 from tests.tasks.deliveries import clean_sink, handled
 from tests.tasks.key_model import BATCHES, MAX_ATTEMPTS, OPEN, SKIPS, WAIT, Turn, admitted, head, in_order
 from tests.tasks.lost_workers import later
-from tests.tasks.work import insert, rings
+from tests.tasks.work import insert, wakeups
 
 HOUR = 3600
 LEASE = HOUR / 2
 KEYS = ("a", "b", "c")
-RESTART = text("""TRUNCATE ingest_task, ingest_task_transition, task_lease, task_audit, outbox_event, test_sink,
-               ledger_clock, tick RESTART IDENTITY""")
-ALL = text("SELECT id, status, attempt_count, lease_token, isolated, partition_key, key_seq FROM ingest_task")
-EFFECTS = text("SELECT task_id FROM test_sink ORDER BY ctid")
+RESTART = sql("""TRUNCATE ledger.ingest_task, ledger.ingest_task_transition, ledger.task_lease, ledger.task_audit, ledger.outbox_event, public.test_sink,
+               ledger.ledger_clock, ledger.tick RESTART IDENTITY""")
+ALL = sql("SELECT id, status, attempt_count, lease_token, isolated, partition_key, key_seq FROM ledger.ingest_task")
+EFFECTS = sql("SELECT task_id FROM public.test_sink ORDER BY ctid")
 ERRORS = {
     "fail": RuntimeError("no"),
     "die": Permanent("never"),
@@ -73,7 +73,7 @@ class Keys(RuleBasedStateMachine):
         self.turns: dict[uuid.UUID, Turn] = {}
         self.plan: dict[uuid.UUID, str] = {}
         self.heads: dict[str, uuid.UUID] = {}
-        self.now = self.places = self.last_ring = 0
+        self.now = self.places = self.last_wakeup = 0
         ALIVE[:] = [self]
         assert submitter().flush(20)
         with stack.cluster.superuser.begin() as connection:
@@ -201,7 +201,9 @@ class Keys(RuleBasedStateMachine):
 
     def isolated(self, id_: uuid.UUID) -> Any:
         with engine().connect() as connection:
-            return connection.execute(text("SELECT isolated FROM ingest_task WHERE id = :id"), {"id": id_}).scalar_one()
+            return connection.execute(
+                sql("SELECT isolated FROM ledger.ingest_task WHERE id = :id"), {"id": id_}
+            ).scalar_one()
 
     @invariant()
     def the_ledger_is_what_the_model_says(self) -> None:
@@ -226,15 +228,15 @@ class Keys(RuleBasedStateMachine):
         assert all(places == sorted(places) for places in by_key.values()), "no inversion"
 
     @invariant()
-    def whoever_has_become_first_was_rung(self) -> None:
+    def whoever_has_become_first_was_woken(self) -> None:
         first = {key: id_ for key in KEYS if (id_ := head(self.turns, key)) and self.turns[id_].status in OPEN}
-        rung = list(rings(f"id > {self.last_ring}"))
+        woken = list(wakeups(f"id > {self.last_wakeup}"))
         for key, id_ in first.items():
             if self.heads.get(key) != id_:
-                assert any(id_ in ring.ids for ring in rung), "it waits for a ring that nobody has written"
-                self.seen["rung for its turn"] += 1
+                assert any(id_ in wakeup.ids for wakeup in woken), "it waits for a wake-up that nobody has written"
+                self.seen["woken for its turn"] += 1
         self.heads = first
-        self.last_ring = max((ring.id for ring in rung), default=self.last_ring)
+        self.last_wakeup = max((wakeup.id for wakeup in woken), default=self.last_wakeup)
 
     def handle(self, task: Task, db: Session) -> None:
         insert(task, db)
@@ -266,7 +268,7 @@ def live(stack: ServersOfTests, *, examples: int, steps: int) -> Counter[str]:
 
 NOT_TO_BE_MISSED = (
     "ran on", "several keys at once", "late", "given back behind another", "lost alone", "lost with others", "fail",
-    "requeued at the end", "requeued in its place", "discarded by an operator", "rung for its turn",
+    "requeued at the end", "requeued in its place", "discarded by an operator", "woken for its turn",
 )  # fmt: skip
 
 

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import text
 
 import settings
 from models.engine import engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks.execution.deliver import ingest
 from tasks.recovery.reclaim import take_over
@@ -27,8 +27,8 @@ from tests.tasks.ordering import check_order, submit_all
 from tests.tasks.work import rows
 
 PLACES = ("ingest.after_claim", "ingest.in_handler", "ingest.after_effect", "ingest.after_settle")
-RUNNING_TOGETHER = text("""
-    SELECT count(*) FROM (SELECT partition_key FROM ingest_task WHERE status = 'RUNNING'
+RUNNING_TOGETHER = sql("""
+    SELECT count(*) FROM (SELECT partition_key FROM ledger.ingest_task WHERE status = 'RUNNING'
                           GROUP BY partition_key HAVING count(DISTINCT lease_token) > 1) AS twice""")
 
 
@@ -38,7 +38,7 @@ def ledger(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     settings.current.cache_clear()
     with engine().begin() as connection:
         connection.execute(CREATE)
-        connection.execute(text("TRUNCATE test_order"))
+        connection.execute(sql("TRUNCATE public.test_order"))
     with (
         clean_sink(),
         handled(KINDS[0], inside, batch=7, backoff=[0]),
@@ -46,7 +46,7 @@ def ledger(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     ):
         yield stack
     with engine().begin() as connection:
-        connection.execute(text("DROP TABLE test_order"))
+        connection.execute(sql("DROP TABLE public.test_order"))
 
 
 def open_ids() -> list[uuid.UUID]:
@@ -54,7 +54,7 @@ def open_ids() -> list[uuid.UUID]:
 
 
 def work(dice: random.Random) -> None:
-    """What a worker gets: rings in any order, some of them twice. In a child, until nothing is open."""
+    """What a worker gets: wake-ups in any order, some of them twice. In a child, until nothing is open."""
     while ids := open_ids():
         dice.shuffle(ids)
         for start in range(0, min(len(ids), 60), 5):
@@ -106,7 +106,7 @@ def weather(stack: ServersOfTests, *, tasks: int, keys: int, seconds: float) -> 
     check_order()
     assert killed > 10, "nobody was killed: nothing is proved"
     assert scalar(
-        "SELECT count(*) FROM ingest_task_transition WHERE from_status = 'RUNNING' AND to_status = 'RETRYING'"
+        "SELECT count(*) FROM ledger.ingest_task_transition WHERE from_status = 'RUNNING' AND to_status = 'RETRYING'"
     )
     assert leases() == 0
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sqlalchemy import text
 
 import settings
 from chaos.programs import Program, worker
 from models.engine import engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import ticks
 from tests.tasks.order_handlers import CREATE
@@ -56,7 +56,7 @@ def test_no_inversion_in_five_thousand_tasks_of_a_hundred_keys_with_real_workers
             program.kill()
     check_order()
     assert killed > 5, "nobody was killed: nothing is proved"
-    lost = text("SELECT count(*) FROM ingest_task_transition WHERE message LIKE '%was lost%'")
+    lost = sql("SELECT count(*) FROM ledger.ingest_task_transition WHERE message LIKE '%was lost%'")
     with engine().begin() as connection:
         assert connection.execute(lost).scalar_one(), "nobody was killed while it held a task"
 

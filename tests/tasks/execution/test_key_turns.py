@@ -1,4 +1,4 @@
-"""Turns of partition keys where they are easily lost: rings, deadlocks, requeues, and what was seen and rolled back."""
+"""Turns of partition keys where they are easily lost: wake-ups, deadlocks, requeues, and what was seen and rolled back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import settings
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import Discard, NewTask, Permanent, submit, submit_many
 from tasks.core.partition_keys import NEXT_SECONDS
@@ -26,7 +26,7 @@ from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks import deliveries
 from tests.tasks.deliveries import change, claimed, claimed_in_turn, clean_sink, delivered, handled, leases, scalar
-from tests.tasks.work import effects, insert, rings, rows, task, transitions
+from tests.tasks.work import effects, insert, rows, task, transitions, wakeups
 
 LEASE = 60
 SAID: dict[int, Callable[[Task], None]] = {}  # what the task with this number does beyond its effect
@@ -70,16 +70,16 @@ def statuses(ids: list[uuid.UUID]) -> list[str]:
     return [task(id_)["status"] for id_ in ids]
 
 
-def rung_since(last: int) -> set[uuid.UUID]:
-    return {id_ for ring in rings(f"id > {last}") for id_ in ring.ids}
+def woken_since(last: int) -> set[uuid.UUID]:
+    return {id_ for wakeup in wakeups(f"id > {last}") for id_ in wakeup.ids}
 
 
-def last_ring() -> int:
-    return max((ring.id for ring in rings()), default=0)
+def last_wakeup() -> int:
+    return max((wakeup.id for wakeup in wakeups()), default=0)
 
 
 def lost() -> int:
-    return lost_wakeups.ring_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0))
+    return lost_wakeups.wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0))
 
 
 def later(stack: ServersOfTests, seconds: float) -> None:
@@ -94,7 +94,7 @@ def test_what_a_task_saw_of_one_before_it_that_was_rolled_back_decides_nothing(e
     seen: list[int] = []
 
     def refuse_what_is_there(each: Task, db: Session) -> None:
-        there = db.execute(text("SELECT count(*) FROM test_sink")).scalar_one()
+        there = db.execute(sql("SELECT count(*) FROM public.test_sink")).scalar_one()
         seen.append(there)
         insert(each, db)
         if each.payload == 1 and there:
@@ -115,7 +115,7 @@ def test_a_task_that_fails_behind_others_of_its_key_is_settled_after_them() -> N
     delivered(ids)
     assert statuses(ids) == ["SUCCEEDED", "SUCCEEDED", "RETRYING", "QUEUED"]
     assert task(ids[2])["attempt_count"] == 1
-    ended = [scalar("SELECT max(id) FROM ingest_task_transition WHERE task_id = :id", id=id_) for id_ in ids]
+    ended = [scalar("SELECT max(id) FROM ledger.ingest_task_transition WHERE task_id = :id", id=id_) for id_ in ids]
     assert ended == sorted(ended), "in the order of the key"
 
 
@@ -133,15 +133,15 @@ def test_a_run_that_loses_one_of_its_tasks_gives_back_what_comes_after_it() -> N
     assert {task(id_)["attempt_count"] for id_ in ids} == {0}
 
 
-def test_a_ring_that_is_lost_after_a_long_wait_for_its_turn_is_noticed_after_a_grace(ledger: ServersOfTests) -> None:
+def test_a_wakeup_that_is_lost_after_a_long_wait_for_its_turn_is_noticed_after_a_grace(ledger: ServersOfTests) -> None:
     with handled("test.turn", run, batch=1):
         first, second = keyed(2)
         move(ledger, 7200)  # the first has a long way to go
         delivered([first])
-    last = last_ring()
-    move(ledger, 2 * settings.current().ingest_ring_grace_ms / 1000)
+    last = last_wakeup()
+    move(ledger, 2 * settings.current().ingest_wakeup_grace_ms / 1000)
     assert lost() == 1
-    assert rung_since(last) == {second}
+    assert woken_since(last) == {second}
 
 
 def test_keys_with_nothing_but_skipped_dead_do_not_hide_those_that_come_after_them(ledger: ServersOfTests) -> None:
@@ -150,62 +150,64 @@ def test_keys_with_nothing_but_skipped_dead_do_not_hide_those_that_come_after_th
         delivered(keyed(1, key="a"))
         heads = {keyed(1, key=key, first=1)[0] for key in "bcde"}
         move(ledger, 3600)
-        rung: set[uuid.UUID] = set()
+        woken: set[uuid.UUID] = set()
         with pytest.MonkeyPatch.context() as small:
             small.setenv("INGEST_RECLAIM_BATCH_SIZE", "2")
             settings.current.cache_clear()
             for _ in range(3):
-                last = last_ring()
+                last = last_wakeup()
                 lost()
-                rung |= rung_since(last)
+                woken |= woken_since(last)
             assert submitter().flush(20)
             settings.current.cache_clear()
-    assert rung == heads
+    assert woken == heads
 
 
-def test_who_waits_for_a_long_handler_is_rung_less_and_less_often(ledger: ServersOfTests) -> None:
+def test_who_waits_for_a_long_handler_is_woken_less_and_less_often(ledger: ServersOfTests) -> None:
     first, second = keyed(2)
     change(first, "status = 'RUNNING', lease_token = gen_random_uuid()")
     waits = []
     for passed in (0, NEXT_SECONDS, 60, 3600):
         move(ledger, passed)
-        last = last_ring()
+        last = last_wakeup()
         delivered([second])
-        (ring,) = rings(f"id > {last}")
-        assert ring.due_at is not None
-        waits.append((ring.due_at - scalar("SELECT ledger_now()")).total_seconds())
+        (wakeup,) = wakeups(f"id > {last}")
+        assert wakeup.due_at is not None
+        waits.append((wakeup.due_at - scalar("SELECT ledger.ledger_now()")).total_seconds())
     assert waits == [pytest.approx(expected, abs=1.5) for expected in (NEXT_SECONDS, NEXT_SECONDS, 62, 3662)]
 
 
 def test_a_successor_that_commits_while_its_predecessor_settles_is_not_forgotten(ledger: ServersOfTests) -> None:
-    """The settling statement has not seen it, and its own ring came while the other was not committed."""
+    """The settling statement has not seen it, and its own wake-up came while the other was not committed."""
     (first,) = keyed(1)
     claim = claimed_in_turn([first])
     with engine().connect() as settling:
-        settling.execute(text("UPDATE ingest_task SET status = 'SUCCEEDED', lease_token = NULL, finished_at ="
-                              " ledger_now() WHERE id = :id"), {"id": first})  # fmt: skip
+        settling.execute(sql("UPDATE ledger.ingest_task SET status = 'SUCCEEDED', lease_token = NULL, finished_at ="
+                              " ledger.ledger_now() WHERE id = :id"), {"id": first})  # fmt: skip
         (second,) = keyed(1, first=1)
-        last = last_ring()
+        last = last_wakeup()
         delivered([second])
         settling.commit()
-    assert rung_since(last) == {second}
+    assert woken_since(last) == {second}
     move(ledger, NEXT_SECONDS + 1)
     delivered([second])
     assert statuses([first, second]) == ["SUCCEEDED", "SUCCEEDED"]
     assert claim.tasks
 
 
-def test_a_head_that_is_not_due_holds_its_key_and_its_end_rings_at_the_time_of_the_next(ledger: ServersOfTests) -> None:
+def test_a_head_that_is_not_due_holds_its_key_and_its_end_wakeups_at_the_time_of_the_next(
+    ledger: ServersOfTests,
+) -> None:
     with handled("test.turn", run, batch=1):
         (first,) = keyed(1, run_at=None)
         with sessions().begin() as session:
-            run_at = scalar("SELECT ledger_now() + interval '1 hour'")
+            run_at = scalar("SELECT ledger.ledger_now() + interval '1 hour'")
             second = submit(session, "test.turn", 1, partition_key="a", run_at=run_at).task_id
         (third,) = keyed(1, first=2)
-        last = last_ring()
+        last = last_wakeup()
         delivered([third, second, first])
-        (ring,) = rings(f"id > {last}")
-        assert (ring.ids, ring.due_at) == ([second], run_at)
+        (wakeup,) = wakeups(f"id > {last}")
+        assert (wakeup.ids, wakeup.due_at) == ([second], run_at)
         delivered([third, second])
         assert statuses([first, second, third]) == ["SUCCEEDED", "QUEUED", "QUEUED"]
         move(ledger, 3601)
@@ -300,10 +302,10 @@ def test_a_task_that_loses_its_last_worker_holds_its_key_or_is_skipped(ledger: S
         with handled("test.turn", run, batch=1, skip_dead=skip):
             first, second = keyed(2, key=f"skip {skip}", max_attempts=1)
             claimed_in_turn([first])
-            last = last_ring()
+            last = last_wakeup()
             later(ledger, LEASE + 1)
             assert take_over(engine(), settings.current()).charged == 1
-            assert (second in rung_since(last)) is skip
+            assert (second in woken_since(last)) is skip
             delivered([second])
             assert statuses([first, second]) == ["DEAD", expected]
 
@@ -356,7 +358,7 @@ def test_bulk_submits_to_overlapping_partition_keys_in_both_orders_never_deadloc
 
 def test_the_order_of_a_key_is_the_order_of_commits_whatever_is_rolled_back_and_whichever_lane_is_taken() -> None:
     """Four submitters; each notes its number while it holds the key, so that the notes are the order of commits."""
-    by_sql = text("SELECT ingest_submit('test.turn', to_jsonb(CAST(:n AS integer)), partition_key => 'a')")
+    by_sql = sql("SELECT ledger.ingest_submit('test.turn', to_jsonb(CAST(:n AS integer)), partition_key => 'a')")
     committed: list[int] = []
 
     def submit_some(place: int) -> None:

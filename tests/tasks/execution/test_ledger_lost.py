@@ -10,12 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import settings
 from models.engine import engine, make_engine
+from models.sql import sql
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
 from tasks.recovery.reclaim import Reclaimed, take_over
@@ -35,7 +36,7 @@ from tests.tasks.deliveries import (
     take_away,
     watching,
 )
-from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
+from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
 
 Script = Callable[[Task, Any], Any]
 
@@ -87,13 +88,13 @@ def through_the_line(line: Line) -> Iterator[Engine]:
 
 def cut(db: Session) -> None:
     """The server ends the connection of this session, which does not know it yet."""
-    backend = db.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    backend = db.execute(sql("SELECT pg_backend_pid()")).scalar_one()
     scalar("SELECT pg_terminate_backend(:pid, 10000)", pid=backend)
 
 
 def noticed(_task: Task, db: Session) -> None:
     cut(db)
-    db.execute(text("SELECT 1"))
+    db.execute(sql("SELECT 1"))
 
 
 def not_noticed(_task: Task, db: Session) -> None:
@@ -132,7 +133,7 @@ def test_a_batch_that_loses_its_connection_burns_nothing_and_runs_one_by_one(los
     delivered(ids)
     assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 3
     assert (effects(), leases(), audits()) == ({}, 0, [])
-    assert sorted(len(ring.ids) for ring in rings())[:3] == [1, 1, 1]
+    assert sorted(len(wakeup.ids) for wakeup in wakeups())[:3] == [1, 1, 1]
     delivered(ids)
     assert rows() == [("SUCCEEDED", 0)] * 3
     assert effects() == dict.fromkeys(ids, 1)
@@ -243,11 +244,11 @@ def test_a_plan_that_the_server_has_dropped_is_no_reason_to_charge_whoever_neede
     def drop(each: Task) -> None:
         if each.payload == "drop":
             with engine().begin() as connection:
-                connection.execute(text("DEALLOCATE ALL"))
+                connection.execute(sql("DEALLOCATE ALL"))
 
     def drop_inside(each: Task, db: Session) -> None:
         if each.payload == "drop":
-            db.execute(text("DEALLOCATE ALL"))
+            db.execute(sql("DEALLOCATE ALL"))
 
     with handled("test.elsewhere", drop, transactional=False), handled("test.inside", drop_inside):
         for type in ["test.elsewhere", "test.inside"]:
@@ -270,7 +271,9 @@ def test_what_cannot_be_given_back_is_left_to_reclaim_with_its_lease(
     move(ledger, settings.current().ingest_lease_seconds + 1)
     take_over(engine(), settings.current())  # nobody has looked for long: heartbeats come first (P24)
     move(ledger, settings.current().ingest_lease_seconds + 1)
-    scalar("INSERT INTO tick (name, holder, finished_at) VALUES ('reclaim', 'test', ledger_now()) RETURNING 1")
+    scalar(
+        "INSERT INTO ledger.tick (name, holder, finished_at) VALUES ('reclaim', 'test', ledger.ledger_now()) RETURNING 1"
+    )
     assert take_over(engine(), settings.current()) == found
     assert effects() == {}
 

@@ -29,7 +29,7 @@ def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
 
 @pytest.fixture(autouse=True)
 def alarms() -> Iterator[None]:
-    """Our own timer, and what rings without one of them, is an error; pytest's timer comes back."""
+    """Our own timer, and what wake-ups without one of them, is an error; pytest's timer comes back."""
     before, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, rang)
@@ -86,7 +86,7 @@ def test_an_alarm_that_was_set_before_has_the_time_that_is_left() -> None:
     assert (990 < remaining <= 1000, interval) == (True, 7)
 
 
-def test_an_alarm_that_should_have_rung_meanwhile_rings_afterwards() -> None:
+def test_an_alarm_that_should_have_woken_meanwhile_wakeups_afterwards() -> None:
     signal.setitimer(signal.ITIMER_REAL, SOON)
     call_within(NEVER, time.sleep, 2 * SOON)
     deadline = time.monotonic() + 20
@@ -112,7 +112,7 @@ def test_a_handler_may_use_alarms_itself_and_they_end_with_it() -> None:
 
 
 def test_an_alarm_at_the_very_end_is_the_handlers_or_nobodys() -> None:
-    """It rings at any moment of a call, also while the timer is being stopped: inside, or not at all."""
+    """It wake-ups at any moment of a call, also while the timer is being stopped: inside, or not at all."""
     outcomes = set()
     for step in range(400):
         try:

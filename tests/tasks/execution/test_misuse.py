@@ -36,10 +36,10 @@ class Positive(_Base):
 @pytest.fixture
 def positive(ledger: ServersOfTests) -> Iterator[None]:
     with engine().begin() as connection:
-        connection.execute(text("CREATE TABLE test_positive (n integer CHECK (n > 0))"))
+        connection.execute(text("CREATE TABLE public.test_positive (n integer CHECK (n > 0))"))
     yield
     with engine().begin() as connection:
-        connection.execute(text("DROP TABLE test_positive"))
+        connection.execute(text("DROP TABLE public.test_positive"))
 
 
 def swallowed_in_sql(_task: Task, db: Session) -> None:
@@ -183,7 +183,7 @@ def test_a_handler_that_rolls_back_and_writes_on_is_dead_and_never_run_again(mis
     found = task(ids[BAD])
     assert (found["status"], found["attempt_count"], found["error_code"]) == ("DEAD", 1, "transaction_misused")
     with engine().begin() as connection:
-        connection.execute(text("DELETE FROM test_sink WHERE task_id = :id"), {"id": ids[BAD]})
+        connection.execute(text("DELETE FROM public.test_sink WHERE task_id = :id"), {"id": ids[BAD]})
     are_well(ids, BAD)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 import settings
 from models.engine import at_once, engine
+from models.sql import sql
 from tasks import Finish, LeaseLost
 from tasks.core.lease import Held, Watched
 from tasks.core.task import Task
@@ -38,7 +38,7 @@ from tests.tasks.work import OnPurpose, effects, insert
 
 OPEN = """SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'celeriac' AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"""
-DISCARDED = "status = 'DISCARDED', lease_token = NULL, finished_at = ledger_now()"
+DISCARDED = "status = 'DISCARDED', lease_token = NULL, finished_at = ledger.ledger_now()"
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
@@ -232,12 +232,12 @@ def test_a_connection_whose_user_was_interrupted_does_not_commit_by_itself_for_t
         raise SoftTimeLimit(1)
 
     with watching(engine(), "rollback", strike), pytest.raises(SoftTimeLimit), at_once(engine()) as connection:
-        before = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        before = connection.execute(sql("SELECT pg_backend_pid()")).scalar_one()
     with engine().connect() as connection:
-        assert connection.execute(text("SELECT pg_backend_pid()")).scalar_one() == before
-        connection.execute(text("INSERT INTO test_sink (note) VALUES ('undone')"))
+        assert connection.execute(sql("SELECT pg_backend_pid()")).scalar_one() == before
+        connection.execute(sql("INSERT INTO public.test_sink (note) VALUES ('undone')"))
         connection.rollback()
-    assert scalar("SELECT count(*) FROM test_sink") == 0
+    assert scalar("SELECT count(*) FROM public.test_sink") == 0
 
 
 @pytest.mark.parametrize("how", ["error", "cut"])
@@ -245,11 +245,11 @@ def test_a_connection_that_failed_in_a_statement_is_as_good_as_new(how: str) -> 
     statement = "SELECT 1 / 0" if how == "error" else "SELECT pg_terminate_backend(pg_backend_pid())"
     for _ in range(3):
         with pytest.raises(Exception, match=r"division|terminat"), at_once(engine()) as connection:
-            connection.execute(text(statement))
+            connection.execute(sql(statement))
         with engine().connect() as connection:
-            connection.execute(text("INSERT INTO test_sink (note) VALUES ('undone')"))
+            connection.execute(sql("INSERT INTO public.test_sink (note) VALUES ('undone')"))
             connection.rollback()
-    assert scalar("SELECT count(*) FROM test_sink") == 0
+    assert scalar("SELECT count(*) FROM public.test_sink") == 0
 
 
 def test_a_lease_that_ran_out_for_its_holder_only_is_still_settled_under_its_token() -> None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import settings
 from models.driver_values import array
 from models.engine import engine, sessions
 from models.prepared import Prepared
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import Discard, NewTask, Permanent, Snooze, submit, submit_many
 from tasks.core.partition_keys import NEXT_SECONDS
@@ -30,7 +30,7 @@ from tasks.recovery.prune import prune
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import claimed_in_turn, clean_sink, delivered, handled, scalar
-from tests.tasks.work import insert, rings, rows, task, transitions
+from tests.tasks.work import insert, rows, task, transitions, wakeups
 
 RAN: list[tuple[str, Any]] = []
 
@@ -71,12 +71,12 @@ def statuses(ids: list[uuid.UUID]) -> list[str]:
     return [found[id_] for id_ in ids]
 
 
-def rung_since(last: int) -> set[uuid.UUID]:
-    return {id_ for ring in rings(f"id > {last}") for id_ in ring.ids}
+def woken_since(last: int) -> set[uuid.UUID]:
+    return {id_ for wakeup in wakeups(f"id > {last}") for id_ in wakeup.ids}
 
 
-def last_ring() -> int:
-    return max((ring.id for ring in rings()), default=0)
+def last_wakeup() -> int:
+    return max((wakeup.id for wakeup in wakeups()), default=0)
 
 
 @pytest.mark.guarantee
@@ -108,14 +108,14 @@ def test_a_batch_takes_consecutive_tasks_of_several_keys_and_shares_its_room_fai
 def test_a_run_ends_where_another_type_a_later_time_or_an_isolated_task_stands() -> None:
     ids = keyed("a", 4)
     with engine().begin() as connection:
-        connection.execute(text("UPDATE ingest_task SET isolated = true WHERE id = :id"), {"id": ids[2]})
+        connection.execute(sql("UPDATE ledger.ingest_task SET isolated = true WHERE id = :id"), {"id": ids[2]})
     assert [each.id for each in claimed_in_turn(ids).tasks] == ids[:2]
 
 
 def test_a_gap_that_somebody_locks_ends_the_run_before_it() -> None:
     ids = keyed("a", 4)
     with engine().connect() as somebody:
-        somebody.execute(text("SELECT FROM ingest_task WHERE id = :id FOR UPDATE"), {"id": ids[1]})
+        somebody.execute(sql("SELECT FROM ledger.ingest_task WHERE id = :id FOR UPDATE"), {"id": ids[1]})
         found = claimed_in_turn(ids)
     assert [each.id for each in found.tasks] == ids[:1]
 
@@ -151,25 +151,25 @@ def test_a_dead_task_holds_its_key_until_it_is_requeued_or_discarded_and_no_othe
     delivered([*ids, *others])
     delivered(ids)
     assert statuses([*ids, *others]) == ["DEAD", "QUEUED", "QUEUED", "SUCCEEDED"]
-    last = last_ring()
+    last = last_wakeup()
     list(dead_tasks.discard(engine(), dead_tasks.Choice(ids=[ids[0]]), actor="me"))
-    assert rung_since(last) == {ids[1]}, "whoever waited for it is rung"
+    assert woken_since(last) == {ids[1]}, "whoever waited for it is woken"
     delivered([ids[1]])
     assert statuses(ids) == ["DISCARDED", "SUCCEEDED", "SUCCEEDED"]
 
 
-def test_a_dead_task_that_is_pruned_makes_way_and_rings_for_whoever_comes_next(
+def test_a_dead_task_that_is_pruned_makes_way_and_wakeups_for_whoever_comes_next(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, follows = keyed("a", 2, errors={0: "die"})
     delivered([dead])
     assert statuses([dead, follows]) == ["DEAD", "QUEUED"]
-    last = last_ring()
+    last = last_wakeup()
     monkeypatch.setenv("INGEST_DEAD_RETENTION_HOURS", "1")
     settings.current.cache_clear()
     move(ledger, 2 * 3600)
     assert prune(engine(), settings.current()).tasks == 1
-    assert rung_since(last) == {follows}
+    assert woken_since(last) == {follows}
     delivered([follows])
     assert statuses([follows]) == ["SUCCEEDED"]
 
@@ -187,10 +187,10 @@ def test_a_dead_task_that_is_requeued_goes_first() -> None:
 def test_a_handler_may_say_that_the_dead_are_skipped_and_a_requeued_one_comes_last() -> None:
     with handled("test.keyed", note, batch=10, skip_dead=True):
         ids = keyed("a", 3, errors={0: "die"})
-        last = last_ring()
+        last = last_wakeup()
         delivered(ids)
         assert statuses(ids) == ["DEAD", "SUCCEEDED", "SUCCEEDED"]
-        assert rung_since(last) <= set(ids)
+        assert woken_since(last) <= set(ids)
         later = keyed("a", 2, first=3)
         list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[ids[0]]), actor="me"))
         found = claimed_in_turn([ids[0]])
@@ -198,35 +198,35 @@ def test_a_handler_may_say_that_the_dead_are_skipped_and_a_requeued_one_comes_la
         assert [each.id for each in claimed_in_turn([later[0]]).tasks] == [*later, ids[0]]
 
 
-def test_the_dead_that_are_skipped_ring_for_whoever_comes_next() -> None:
+def test_the_dead_that_are_skipped_wakeup_for_whoever_comes_next() -> None:
     with handled("test.keyed", note, batch=1, skip_dead=True):
         ids = keyed("a", 2, errors={0: "die"})
-        last = last_ring()
+        last = last_wakeup()
         delivered([ids[0]])
-        assert rung_since(last) == {ids[1]}
+        assert woken_since(last) == {ids[1]}
 
 
-def test_a_success_rings_for_the_next_of_its_key_and_for_nobody_else() -> None:
+def test_a_success_wakeups_for_the_next_of_its_key_and_for_nobody_else() -> None:
     with handled("test.keyed", note, batch=1):
         ids = keyed("a", 3)
-        last = last_ring()
+        last = last_wakeup()
         delivered([ids[0]])
-        assert rung_since(last) == {ids[1]}
-        assert task(ids[1])["rung_at"] > task(ids[1])["created_at"]
+        assert woken_since(last) == {ids[1]}
+        assert task(ids[1])["last_wakeup_at"] > task(ids[1])["created_at"]
 
 
-def test_a_task_that_is_next_in_line_is_rung_once_more_a_little_later() -> None:
+def test_a_task_that_is_next_in_line_is_woken_once_more_a_little_later() -> None:
     """Its predecessor may be settling at this very moment, and may not have seen it."""
     first, second, third = keyed("a", 3)
     with engine().begin() as connection:
-        held = text("UPDATE ingest_task SET status = 'RUNNING', lease_token = gen_random_uuid() WHERE id = :id")
+        held = sql("UPDATE ledger.ingest_task SET status = 'RUNNING', lease_token = gen_random_uuid() WHERE id = :id")
         connection.execute(held, {"id": first})
-    last = last_ring()
+    last = last_wakeup()
     delivered([second, third])
-    (ring,) = rings(f"id > {last}")
-    assert ring.ids == [second]
-    assert ring.due_at is not None
-    assert (ring.due_at - scalar("SELECT ledger_now()")).total_seconds() == pytest.approx(NEXT_SECONDS, abs=1)
+    (wakeup,) = wakeups(f"id > {last}")
+    assert wakeup.ids == [second]
+    assert wakeup.due_at is not None
+    assert (wakeup.due_at - scalar("SELECT ledger.ledger_now()")).total_seconds() == pytest.approx(NEXT_SECONDS, abs=1)
 
 
 def test_whoever_submits_to_a_key_waits_for_the_commit_of_whoever_did_so_before() -> None:
@@ -268,7 +268,7 @@ def test_sql_submits_to_a_key_too_and_refuses_a_bad_one() -> None:
     with engine().begin() as connection:
         first, second = (
             connection.execute(
-                text("SELECT ingest_submit('test.keyed', CAST(:payload AS jsonb), partition_key => 'a')"),
+                sql("SELECT ledger.ingest_submit('test.keyed', CAST(:payload AS jsonb), partition_key => 'a')"),
                 {"payload": f'{{"n": {n}}}'},
             ).scalar_one()
             for n in range(2)
@@ -276,20 +276,20 @@ def test_sql_submits_to_a_key_too_and_refuses_a_bad_one() -> None:
     delivered([second, first])
     assert ran("a") == [0, 1]
     with pytest.raises(Exception, match="A partition key is text"), engine().begin() as connection:
-        connection.execute(text("SELECT ingest_submit('test.keyed', '{}', partition_key => '')"))
+        connection.execute(sql("SELECT ledger.ingest_submit('test.keyed', '{}', partition_key => '')"))
 
 
 def test_a_hundred_thousand_waiting_tasks_of_one_key_are_in_nobodys_way() -> None:
     """What a claim reads does not grow with them: neither that of another key, nor that of tasks without a key."""
-    many = text("""
-        INSERT INTO ingest_task (id, type, payload, context, partition_key, key_seq, rung_at)
-        SELECT gen_random_uuid(), 'test.keyed', '{"n": 1}', '{}', 'hot', nextval('ingest_task_key_seq'),
-               (SELECT ledger_now()) FROM generate_series(1, 100000)""")
+    many = sql("""
+        INSERT INTO ledger.ingest_task (id, type, payload, context, partition_key, key_seq, last_wakeup_at)
+        SELECT gen_random_uuid(), 'test.keyed', '{"n": 1}', '{}', 'hot', nextval('ledger.ingest_task_key_seq'),
+               (SELECT ledger.ledger_now()) FROM generate_series(1, 100000)""")
     with engine().begin() as connection:
         connection.execute(many)
-        connection.execute(text("ANALYZE ingest_task"))
+        connection.execute(sql("ANALYZE ingest_task"))
     (cold,) = keyed("cold")
-    (head, behind) = (scalar(f"SELECT id FROM ingest_task WHERE partition_key = 'hot' ORDER BY key_seq {way} LIMIT 1")
+    (head, behind) = (scalar(f"SELECT id FROM ledger.ingest_task WHERE partition_key = 'hot' ORDER BY key_seq {way} LIMIT 1")
                       for way in ("ASC", "DESC"))  # fmt: skip
     with sessions().begin() as session:
         plain = submit(session, "test.keyed", {"n": 7}).task_id
@@ -310,7 +310,7 @@ def rows_read(statement: Prepared, ids: list[uuid.UUID]) -> int:
     }
     values |= {"token": str(uuid.uuid4()), "holder": "me", "lease_seconds": 60}
     with engine().connect() as connection:
-        explain = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.text}")
+        explain = sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.text}")
         plan: Any = connection.execute(explain, values).scalar_one()[0]["Plan"]
         connection.rollback()
     return sum(_read(plan))
@@ -323,12 +323,14 @@ def _read(node: dict[str, Any]) -> Iterator[int]:
         yield from _read(below)
 
 
-def test_the_ring_of_a_head_that_was_lost_is_noticed_and_that_of_those_behind_it_is_not(stack: ServersOfTests) -> None:
+def test_the_wakeup_of_a_head_that_was_lost_is_noticed_and_that_of_those_behind_it_is_not(
+    stack: ServersOfTests,
+) -> None:
     a, b = keyed("a", 3), keyed("b", 2)
     move(stack, 3600)
-    last = last_ring()
-    assert lost_wakeups.ring_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0)) == 2
-    assert rung_since(last) == {a[0], b[0]}
+    last = last_wakeup()
+    assert lost_wakeups.wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0)) == 2
+    assert woken_since(last) == {a[0], b[0]}
     assert transitions(a[0]) == [(None, "QUEUED")]
 
 
@@ -338,14 +340,14 @@ def test_all_keys_are_looked_at_in_turn_when_there_are_more_than_one_look_takes(
     with pytest.MonkeyPatch.context() as small:
         small.setenv("INGEST_RECLAIM_BATCH_SIZE", "2")
         settings.current.cache_clear()
-        rung: set[uuid.UUID] = set()
+        woken: set[uuid.UUID] = set()
         for _ in range(3):
-            last = last_ring()
-            lost_wakeups.ring_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0))
-            rung |= rung_since(last)
+            last = last_wakeup()
+            lost_wakeups.wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0))
+            woken |= woken_since(last)
         assert submitter().flush(20)
         settings.current.cache_clear()
-    assert rung == set(heads)
+    assert woken == set(heads)
 
 
 def test_show_names_what_stands_before_a_task() -> None:

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import settings
 from models.engine import engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import Discard, Permanent, Snooze, TryLater
 from tasks.core.outcomes import (
@@ -29,7 +29,7 @@ from tasks.core.outcomes import (
 from tasks.core.registry import find
 from tasks.execution import claim
 from tasks.execution.settle import Settlement
-from tests.outbox.ledger import move, rung
+from tests.outbox.ledger import move, woken
 from tests.outbox.table import pid
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
@@ -47,7 +47,7 @@ from tests.tasks.deliveries import (
     take_away,
     wait_until_blocked,
 )
-from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
+from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
 
 FAILURE = Failure(ErrorCode.HANDLER_ERROR, "no", "no")
 EVERY_OUTCOME: list[Outcome] = [
@@ -59,7 +59,7 @@ EVERY_OUTCOME: list[Outcome] = [
     Released("late"),
     Isolated("lost"),
 ]
-LETTERS = "SELECT destination, payload, status FROM outbox_event WHERE payload ? 'dead' ORDER BY id"
+LETTERS = "SELECT destination, payload, status FROM ledger.outbox_event WHERE payload ? 'dead' ORDER BY id"
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
@@ -91,7 +91,7 @@ def wait_of(task_id: uuid.UUID) -> float:
 
 def letters() -> list[tuple[Any, ...]]:
     with engine().begin() as connection:
-        return [tuple(row) for row in connection.execute(text(LETTERS))]
+        return [tuple(row) for row in connection.execute(sql(LETTERS))]
 
 
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda outcome: type(outcome).__name__)
@@ -102,7 +102,7 @@ def test_under_a_lost_token_no_outcome_is_written(outcome: Outcome) -> None:
     assert settled(claim, outcome, is_last=True) == {ids[0], ids[2]}
     assert task(ids[1])["lease_token"] == token
     assert [to for _, to in transitions(ids[1])] == ["QUEUED", "RUNNING"]
-    assert not any(ids[1] in ring.ids for ring in rings()[1:])
+    assert not any(ids[1] in wakeup.ids for wakeup in wakeups()[1:])
     assert leases() == 0
 
 
@@ -149,7 +149,7 @@ def test_a_holder_that_settles_while_reclaim_takes_over_waits_and_is_refused() -
     """Both lock the lease before its tasks; the other way round the server would end one of them."""
     claim = claimed(submitted(3))
     with Session(engine()) as reclaim, Session(engine()) as late, ThreadPoolExecutor(1) as thread:
-        reclaim.execute(text("SELECT FROM task_lease FOR UPDATE"))
+        reclaim.execute(sql("SELECT FROM ledger.task_lease FOR UPDATE"))
         outcomes = [(each, Succeeded()) for each in claim.tasks]
         backend = pid(late.connection())
         answer = thread.submit(settlement(claim).settle, late, outcomes, is_last=True)
@@ -166,7 +166,7 @@ def test_reclaim_that_comes_while_a_holder_settles_finds_nothing() -> None:
     claim = claimed(ids)
     with Session(engine()) as holder, Session(engine()) as reclaim:
         settlement(claim).settle(holder, [(each, Succeeded()) for each in claim.tasks], is_last=True)
-        locked = reclaim.execute(text("SELECT token FROM task_lease FOR UPDATE SKIP LOCKED")).all()
+        locked = reclaim.execute(sql("SELECT token FROM ledger.task_lease FOR UPDATE SKIP LOCKED")).all()
         assert locked == []
         holder.commit()
     assert set(rows()) == {("SUCCEEDED", 0)}
@@ -206,7 +206,7 @@ def test_the_wait_doubles_up_to_its_cap(setting: Any, ledger: ServersOfTests) ->
     for _ in range(6):
         delivered([id_])
         waits.append(wait_of(id_))
-        assert rings()[-1].due_at == task(id_)["next_retry_at"] == task(id_)["rung_at"]
+        assert wakeups()[-1].due_at == task(id_)["next_retry_at"] == task(id_)["last_wakeup_at"]
         move(ledger, 11)
     assert waits == [1.5, 3.0, 6.0, 10.0, 10.0, 10.0]
 
@@ -222,7 +222,7 @@ def test_a_handler_may_say_how_long_to_wait_and_the_last_counts_on(ledger: Serve
     assert waits == [60, 0.25, 300, 300, 300]
 
 
-def test_with_no_backoff_a_failed_task_is_due_at_once_and_rung_without_the_relay(
+def test_with_no_backoff_a_failed_task_is_due_at_once_and_woken_without_the_relay(
     setting: Any, ledger: ServersOfTests
 ) -> None:
     setting(INGEST_RETRY_BASE_BACKOFF_MS=0, INGEST_RETRY_MAX_BACKOFF_MS=0)
@@ -232,8 +232,8 @@ def test_with_no_backoff_a_failed_task_is_due_at_once_and_rung_without_the_relay
     delivered([id_])
     assert wait_of(id_) == 0
     assert submitter().flush(20)
-    assert rung(ledger) == [[str(id_)]]
-    assert [ring.status for ring in rings()] == ["SENT", "SENT"]
+    assert woken(ledger) == [[str(id_)]]
+    assert [wakeup.status for wakeup in wakeups()] == ["SENT", "SENT"]
     delivered([id_])
     delivered([id_])
     assert rows() == [("DEAD", 3)]
@@ -301,7 +301,9 @@ def test_whoever_asked_to_be_notified_is_told_the_final_status(does: Any, said: 
     (id_,) = scripted(does, notify="crm")
     delivered([id_])
     with engine().begin() as connection:
-        told = connection.execute(text("SELECT payload FROM outbox_event WHERE destination = 'crm'")).scalars().all()
+        told = (
+            connection.execute(sql("SELECT payload FROM ledger.outbox_event WHERE destination = 'crm'")).scalars().all()
+        )
     status, attempts, error = said
     assert told == [
         {"taskId": str(id_), "type": "test.scripted", "status": status, "attemptCount": attempts, "errorMessage": error}
@@ -311,8 +313,8 @@ def test_whoever_asked_to_be_notified_is_told_the_final_status(does: Any, said: 
 def test_an_audit_says_what_has_become_of_the_task() -> None:
     ids = submitted(2)
     claim = claimed(ids)
-    change(ids[0], "status = 'DEAD', lease_token = NULL, finished_at = ledger_now()")
+    change(ids[0], "status = 'DEAD', lease_token = NULL, finished_at = ledger.ledger_now()")
     with engine().begin() as connection:
         settlement(claim).audit(connection, [ids[0], uuid.UUID(int=0)], "late_success", is_last=True)
-    assert scalar("SELECT array_agg(detail ORDER BY id) FROM task_audit") == ["now DEAD", "gone"]
+    assert scalar("SELECT array_agg(detail ORDER BY id) FROM ledger.task_audit") == ["now DEAD", "gone"]
     assert (len(audits()), leases()) == (2, 0)

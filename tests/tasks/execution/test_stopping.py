@@ -16,7 +16,7 @@ from tasks.core.task import Task
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import audits, counted, delivered, handled, inserting, leases, raising, scripted, submitted
-from tests.tasks.work import OnPurpose, effects, rings, rows, task, transitions
+from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("ledger")
 
@@ -39,8 +39,8 @@ def test_a_worker_that_stops_gives_everything_back_and_burns_nothing(stop: BaseE
     assert (effects(), leases(), audits()) == ({}, 0, [])
     assert counted() - before == {"released": 5}
     assert {transitions(id_, "message")[-1][0] for id_ in ids} == {f"the worker stopped: {type(stop).__name__}"}
-    assert set(rings()[-1].ids) == set(ids)
-    assert rings()[-1].due_at is None
+    assert set(wakeups()[-1].ids) == set(ids)
+    assert wakeups()[-1].due_at is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_worker_that_stops_gives_everything_back_and_burns_nothing(stop: BaseE
     [(SystemExit(0), "QUEUED"), (KeyboardInterrupt(), "QUEUED"), (OnPurpose(), "RETRYING")],
     ids=repr,
 )
-@pytest.mark.parametrize("place", ["failpoint", "_ring_again", "Batch"])
+@pytest.mark.parametrize("place", ["failpoint", "_wake_again", "Batch"])
 def test_a_worker_that_stops_between_a_claim_and_its_batch_gives_it_back(
     stop: BaseException, expected: str, place: str, ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:

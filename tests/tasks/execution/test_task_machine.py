@@ -24,11 +24,12 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, make_url
 from sqlalchemy.orm import Session
 
 import settings
 from models.engine import make_engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import NewTask, submit_many
 from tasks.core.outcomes import Succeeded
@@ -61,25 +62,25 @@ from tests.tasks.task_model import (
 from tests.tasks.work import insert
 
 LEASE = HOUR / 2
-RESTART = text("""TRUNCATE ingest_task, ingest_task_transition, task_lease, task_audit, outbox_event, test_sink,
-               ledger_clock, tick RESTART IDENTITY""")
-LOCK = text("SELECT FROM ingest_task WHERE id = ANY(:ids) FOR UPDATE")
-# Each task, the history it has, whether its last change and that of its history are one commit, and its last ring.
-ALL = text("""
+RESTART = sql("""TRUNCATE ledger.ingest_task, ledger.ingest_task_transition, ledger.task_lease, ledger.task_audit, ledger.outbox_event, public.test_sink,
+               ledger.ledger_clock, ledger.tick RESTART IDENTITY""")
+LOCK = sql("SELECT FROM ledger.ingest_task WHERE id = ANY(:ids) FOR UPDATE")
+# Each task, the history it has, whether its last change and that of its history are one commit, and its last wake-up.
+ALL = sql("""
     SELECT task.*, history.ways, history.attempts, history.transaction = task.xmin::text AS is_one_commit,
-           (SELECT count(*) FROM test_sink WHERE task_id = task.id) AS effects,
-           EXISTS (SELECT FROM outbox_event ring WHERE ring.created_at = task.updated_at
-                   AND ring.payload -> 'ids' ? task.id::text
-                   AND coalesce(ring.next_retry_at, '-infinity')
-                       IN (coalesce(task.next_retry_at, '-infinity'), '-infinity')) AS is_rung
-    FROM ingest_task task CROSS JOIN LATERAL (
+           (SELECT count(*) FROM public.test_sink WHERE task_id = task.id) AS effects,
+           EXISTS (SELECT FROM ledger.outbox_event wakeup WHERE wakeup.created_at = task.updated_at
+                   AND wakeup.payload -> 'ids' ? task.id::text
+                   AND coalesce(wakeup.next_retry_at, '-infinity')
+                       IN (coalesce(task.next_retry_at, '-infinity'), '-infinity')) AS is_woken
+    FROM ledger.ingest_task task CROSS JOIN LATERAL (
         SELECT array_agg(concat(from_status, '>', to_status) ORDER BY id) AS ways,
                array_agg(attempt_count ORDER BY id) AS attempts,
                (array_agg(xmin::text ORDER BY id DESC))[1] AS transaction
-        FROM ingest_task_transition WHERE task_id = task.id) AS history""")
-LEASES = text("SELECT token, task_ids FROM task_lease")
-AUDITS = text("SELECT count(*) FROM task_audit")
-ISOLATED = text("SELECT isolated FROM ingest_task WHERE id = :id")
+        FROM ledger.ingest_task_transition WHERE task_id = task.id) AS history""")
+LEASES = sql("SELECT token, task_ids FROM ledger.task_lease")
+AUDITS = sql("SELECT count(*) FROM ledger.task_audit")
+ISOLATED = sql("SELECT isolated FROM ledger.ingest_task WHERE id = :id")
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ class Life(RuleBasedStateMachine):
             assert row.is_one_commit, "every change has its transition in the same commit"
             assert len(row.ways) == model.changes
             assert row.attempts[-1] == row.attempt_count
-            assert row.is_rung or row.status not in OPEN, "whatever makes it runnable writes its ring (P7)"
+            assert row.is_woken or row.status not in OPEN, "whatever makes it runnable writes its wake-up (P7)"
             if row.status == "RUNNING":
                 assert id_ in leases[row.lease_token], "a lease covers its tasks"
             check_history(row.ways)

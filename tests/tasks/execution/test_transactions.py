@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from models.engine import engine
+from models.sql import sql
 from tasks import Discard, Permanent, Snooze
 from tasks.core.task import Task
 from tasks.execution.unsettled import REPEATS
@@ -38,7 +38,7 @@ from tests.tasks.work import INTO_SINK, OnPurpose, effects, rows, task, transiti
 
 Script = Callable[[Task, Any], Any]
 BAD: Final = 2  # its place in a batch of five
-TOUCH: Final = text("UPDATE ingest_task SET context = '{}' WHERE id = :id")
+TOUCH: Final = sql("UPDATE ledger.ingest_task SET context = '{}' WHERE id = :id")
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
@@ -46,11 +46,11 @@ pytestmark = pytest.mark.usefixtures("ledger")
 def checked_at_commit(ledger: ServersOfTests) -> Iterator[None]:
     """A table whose constraint is looked at by COMMIT, and not before."""
     with engine().begin() as connection:
-        connection.execute(text("CREATE TABLE test_late (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
-        connection.execute(text("INSERT INTO test_late VALUES (1)"))
+        connection.execute(sql("CREATE TABLE public.test_late (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+        connection.execute(sql("INSERT INTO public.test_late VALUES (1)"))
     yield
     with engine().begin() as connection:
-        connection.execute(text("DROP TABLE test_late"))
+        connection.execute(sql("DROP TABLE public.test_late"))
 
 
 @pytest.mark.parametrize("bad", [0, 2, 4])
@@ -97,9 +97,14 @@ def test_several_bad_ones_are_each_charged_once() -> None:
 def test_when_all_goes_well_there_is_one_commit_for_all() -> None:
     ids = inserting({}, 50)
     delivered(ids)
-    assert scalar("SELECT count(DISTINCT xmin::text) FROM test_sink") == 1
-    assert scalar("SELECT count(DISTINCT xmin::text) FROM ingest_task") == 1
-    assert scalar("SELECT count(*) FROM ingest_task t JOIN test_sink s ON task_id = id WHERE t.xmin = s.xmin") == 50
+    assert scalar("SELECT count(DISTINCT xmin::text) FROM public.test_sink") == 1
+    assert scalar("SELECT count(DISTINCT xmin::text) FROM ledger.ingest_task") == 1
+    assert (
+        scalar(
+            "SELECT count(*) FROM ledger.ingest_task t JOIN public.test_sink s ON task_id = id WHERE t.xmin = s.xmin"
+        )
+        == 50
+    )
 
 
 def test_one_that_another_holder_took_in_the_middle_rolls_all_back_and_is_never_written_twice() -> None:
@@ -124,8 +129,8 @@ def test_a_whole_lease_that_was_lost_writes_nothing_but_audits() -> None:
     def lose(each: Task, _db: Session) -> None:
         if each.payload["n"] == 2:
             with engine().begin() as connection:
-                connection.execute(text("UPDATE ingest_task SET lease_token = NULL, status = 'QUEUED'"))
-                connection.execute(text("DELETE FROM task_lease"))
+                connection.execute(sql("UPDATE ledger.ingest_task SET lease_token = NULL, status = 'QUEUED'"))
+                connection.execute(sql("DELETE FROM ledger.task_lease"))
 
     ids = inserting(dict.fromkeys(range(3), lose), 3)
     delivered(ids)
@@ -154,6 +159,7 @@ class Sunk(_Base):
     """A row of the sink."""
 
     __tablename__ = "test_sink"
+    __table_args__: ClassVar[dict[str, str]] = {"schema": "public"}
     task_id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
     note: Mapped[str]
 
@@ -178,7 +184,7 @@ def test_rows_of_the_orm_are_committed_without_a_flush() -> None:
 
 @pytest.mark.usefixtures("checked_at_commit")
 def test_a_constraint_that_commit_checks_is_the_failure_of_the_task_that_broke_it() -> None:
-    ids = inserting({BAD: lambda _, db: db.execute(text("INSERT INTO test_late VALUES (1)"))}, 5)
+    ids = inserting({BAD: lambda _, db: db.execute(sql("INSERT INTO public.test_late VALUES (1)"))}, 5)
     delivered(ids)
     found = task(ids[BAD])
     assert (found["status"], found["attempt_count"]) == ("RETRYING", 1)
@@ -193,7 +199,7 @@ def failing(code: str, times: int) -> Script:
     def script(_task: Task, db: Session) -> None:
         if left[0]:
             left[0] -= 1
-            db.execute(text(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"))
+            db.execute(sql(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"))
 
     return script
 
@@ -223,8 +229,8 @@ def test_a_repetition_is_one_also_when_the_handler_made_another_error_of_it() ->
 def test_a_repetition_that_commit_asks_for_burns_nothing() -> None:
     with engine().begin() as connection:
         connection.execute(
-            text("""
-            CREATE TABLE test_conflict (n integer);
+            sql("""
+            CREATE TABLE public.test_conflict (n integer);
             CREATE FUNCTION test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                 IF nextval('test_times') < 4 THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
             CREATE SEQUENCE test_times;
@@ -232,12 +238,12 @@ def test_a_repetition_that_commit_asks_for_burns_nothing() -> None:
             FOR EACH ROW EXECUTE FUNCTION test_ask()""")
         )
     try:
-        ids = inserting({1: lambda _, db: db.execute(text("INSERT INTO test_conflict VALUES (1)"))}, 3)
+        ids = inserting({1: lambda _, db: db.execute(sql("INSERT INTO public.test_conflict VALUES (1)"))}, 3)
         delivered(ids)
         are_well(ids)
     finally:
         with engine().begin() as connection:
-            connection.execute(text("DROP TABLE test_conflict; DROP FUNCTION test_ask; DROP SEQUENCE test_times"))
+            connection.execute(sql("DROP TABLE public.test_conflict; DROP FUNCTION test_ask; DROP SEQUENCE test_times"))
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])
@@ -245,12 +251,12 @@ def test_a_repetition_of_the_claim_that_the_database_asks_for_burns_nothing(code
     """As one does whose default is REPEATABLE READ or SERIALIZABLE."""
     with engine().begin() as connection:
         connection.execute(
-            text(f"""
+            sql(f"""
             CREATE SEQUENCE test_times;
             CREATE FUNCTION test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                 IF nextval('test_times') < {REPEATS} THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;
                 RETURN NULL; END $$;
-            CREATE TRIGGER ask AFTER INSERT ON task_lease FOR EACH ROW EXECUTE FUNCTION test_ask()""")
+            CREATE TRIGGER ask AFTER INSERT ON ledger.task_lease FOR EACH ROW EXECUTE FUNCTION test_ask()""")
         )
     try:
         ids = inserting({}, 3)
@@ -258,7 +264,7 @@ def test_a_repetition_of_the_claim_that_the_database_asks_for_burns_nothing(code
         are_well(ids)
     finally:
         with engine().begin() as connection:
-            connection.execute(text("DROP FUNCTION test_ask CASCADE; DROP SEQUENCE test_times"))
+            connection.execute(sql("DROP FUNCTION test_ask CASCADE; DROP SEQUENCE test_times"))
 
 
 def test_a_database_that_asks_without_end_burns_nothing_and_is_left_in_peace_for_a_while() -> None:
@@ -275,9 +281,9 @@ def test_a_real_deadlock_burns_nothing(ledger: ServersOfTests) -> None:
     """Two connections take two rows in opposite order; the server ends ours."""
     first, second = later = submitted(2)
     for id_ in later:
-        change(id_, "next_retry_at = ledger_now() + interval '1 hour'")
+        change(id_, "next_retry_at = ledger.ledger_now() + interval '1 hour'")
     other = ledger.cluster.superuser.connect()
-    other.execute(text("SET LOCAL deadlock_timeout = '1min'"))  # it waits, and we look
+    other.execute(sql("SET LOCAL deadlock_timeout = '1min'"))  # it waits, and we look
     other.execute(TOUCH, {"id": second})
     waiting: list[threading.Thread] = []
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 import settings
 from chaos.handlers import CREATE
 from failpoint import arm
 from models.engine import engine
+from models.sql import sql
 from settings import ROOT
 from tasks.kafka import intake
 from tasks.kafka.intake import Intake
@@ -69,7 +69,7 @@ def test_a_worker_that_is_killed_leaves_each_effect_once(
 
     SCRIPTS["waits"] = script
     ids = submitted_in_sql(3, "test.scripted", '{"do": "waits"}')
-    topic.ring_together(ids)
+    topic.wakeup_together(ids)
     killed_at(place)
     assert {(status, topic.progress().waiting) for (status,) in rows("status")} <= found
     reclaimed(topic.stack)
@@ -107,7 +107,7 @@ def kafka_worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def holder() -> int | None:
     """The process that has tasks in its hands."""
     with engine().begin() as connection:
-        name = connection.execute(text("SELECT holder FROM task_lease")).scalar()
+        name = connection.execute(sql("SELECT holder FROM ledger.task_lease")).scalar()
     return int(name.removeprefix(f"{socket.gethostname()}:").partition("-")[0]) if name else None
 
 
@@ -116,7 +116,7 @@ def test_a_child_that_is_killed_is_replaced_and_a_worker_that_is_told_to_end_giv
     topic: Topic, tmp_path: Path
 ) -> None:
     with engine().begin() as connection:
-        connection.execute(text("DROP TABLE IF EXISTS chaos_effect"))
+        connection.execute(sql("DROP TABLE IF EXISTS chaos_effect"))
         connection.execute(CREATE)
     with kafka_worker(tmp_path) as parent:
         known = effects_to_come(topic, 4, seconds=0)
@@ -142,12 +142,12 @@ def test_a_child_that_is_killed_is_replaced_and_a_worker_that_is_told_to_end_giv
     assert last <= {("RUNNING", "QUEUED"), (None, "QUEUED")}  # slow ones are not taken all at once
     assert set(rows("attempt_count")) == {(0,)}
     with engine().begin() as connection:
-        found = connection.execute(text("SELECT task_id FROM chaos_effect")).scalars()
+        found = connection.execute(sql("SELECT task_id FROM chaos_effect")).scalars()
         assert Counter(found) == dict.fromkeys([*known, *ids], 1)
-        connection.execute(text("DROP TABLE chaos_effect"))
+        connection.execute(sql("DROP TABLE chaos_effect"))
 
 
 def effects_to_come(topic: Topic, count: int, *, seconds: float) -> list[uuid.UUID]:
     ids = submitted_in_sql(count, "chaos.effect", f'{{"seconds": {seconds}}}')
-    topic.ring_together(ids)
+    topic.wakeup_together(ids)
     return ids

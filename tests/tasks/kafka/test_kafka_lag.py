@@ -1,4 +1,4 @@
-"""Rings that Kafka cannot hold any more are rung again; a million that wait in it are not, however uneven (P8)."""
+"""Wake-ups that Kafka cannot hold any more are woken again; a million that wait in it are not, however uneven (P8)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
-from sqlalchemy import text
 
 import settings
 from checks.kafka import check
 from checks.result import Level
 from models.engine import engine
 from models.errors import Unreachable
+from models.sql import sql
 from tasks import ticks
 from tasks.core.registry import handlers
 from tasks.kafka import lag
@@ -21,7 +21,7 @@ from tasks.kafka.client import make_consumer
 from tasks.kafka.lag import Memory, Progress
 from tasks.operations.task_details import details
 from tasks.operations.why_waiting import Why, look, reasons
-from tasks.recovery.lost_wakeups import ring_again
+from tasks.recovery.lost_wakeups import wake_again
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import are_well, claimed
@@ -32,10 +32,10 @@ GRACE = 10  # seconds, the default
 
 
 def sent(count: int = 1) -> list[uuid.UUID]:
-    """Tasks whose rings have left the outbox, wherever they went."""
+    """Tasks whose wake-ups have left the outbox, wherever they went."""
     ids = submitted_in_sql(count)
     with engine().begin() as connection:
-        connection.execute(text("DELETE FROM outbox_event"))
+        connection.execute(sql("DELETE FROM ledger.outbox_event"))
     return ids
 
 
@@ -43,28 +43,28 @@ def looked(memory: Memory) -> int:
     def nobody_is_asked(_queues: object) -> dict[str, int]:
         raise AssertionError("the broker of Celery knows nothing of it")
 
-    return ring_again(engine(), settings.current(), depths=nobody_is_asked, lost=memory.lost)
+    return wake_again(engine(), settings.current(), depths=nobody_is_asked, lost=memory.lost)
 
 
 @pytest.mark.guarantee
-def test_a_ring_that_is_nowhere_is_rung_again_by_the_tick_and_runs_once(
+def test_a_wakeup_that_is_nowhere_is_woken_again_by_the_tick_and_runs_once(
     topic: Topic, worker: NewWorker, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lag, "_memory", Memory())
     ids = sent(3)
-    assert ticks.run("reclaim")["rungAgain"] == 0  # not yet
+    assert ticks.run("reclaim")["wokenAgain"] == 0  # not yet
     move(stack, GRACE + 1)
-    assert ticks.run("reclaim")["rungAgain"] == 3
+    assert ticks.run("reclaim")["wokenAgain"] == 3
     turn_until(worker(), 3)
     are_well(ids)
 
 
 @pytest.mark.guarantee
-def test_what_waits_in_a_slow_partition_is_not_rung_again_though_others_have_overtaken_it(
+def test_what_waits_in_a_slow_partition_is_not_woken_again_though_others_have_overtaken_it(
     topic: Topic, stack: ServersOfTests
 ) -> None:
     memory = Memory()
-    topic.ring(sent(5), partition=1)
+    topic.wakeup(sent(5), partition=1)
     move(stack, 1)
     later = sent()
     one_by_one = {name: replace(handler, batch=1) for name, handler in handlers().items()}
@@ -72,27 +72,29 @@ def test_what_waits_in_a_slow_partition_is_not_rung_again_though_others_have_ove
     for _ in range(3):
         assert looked(memory) == 0
         move(stack, 10 * GRACE)
-    in_one_order = ring_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 5))
+    in_one_order = wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 5))
     assert in_one_order == 5, "they were not overtaken: nothing is proved"
 
 
 @pytest.mark.guarantee
-def test_a_ring_that_was_lost_in_a_topic_that_is_never_empty_is_rung_again(topic: Topic, stack: ServersOfTests) -> None:
+def test_a_wakeup_that_was_lost_in_a_topic_that_is_never_empty_is_woken_again(
+    topic: Topic, stack: ServersOfTests
+) -> None:
     """Once the group has passed all that was there when its loss was first suspected."""
     memory = Memory()
-    topic.ring([uuid.uuid4()] * 10)  # somebody else's
+    topic.wakeup([uuid.uuid4()] * 10)  # somebody else's
     (lost,) = sent()
     move(stack, GRACE + 1)
     assert looked(memory) == 0
     commit(9)
     assert looked(memory) == 0
-    topic.ring([uuid.uuid4()] * 10)
+    topic.wakeup([uuid.uuid4()] * 10)
     commit(10)
     sent()
     assert looked(memory) == 1
-    assert rung_ids() == [lost]
+    assert woken_ids() == [lost]
     move(stack, GRACE + 1)
-    assert looked(memory) == 0  # the second ten are not passed, and the later one's ring may be behind them
+    assert looked(memory) == 0  # the second ten are not passed, and the later one's wake-up may be behind them
 
 
 def test_the_topic_that_was_made_anew_does_not_hold_up_the_look_for_ever() -> None:
@@ -105,7 +107,7 @@ def test_the_topic_that_was_made_anew_does_not_hold_up_the_look_for_ever() -> No
 
 def test_a_group_that_has_never_committed_has_everything_before_it(topic: Topic) -> None:
     assert topic.progress() == Progress({0: 0, 1: 0, 2: 0}, {0: 0, 1: 0, 2: 0})
-    topic.ring([uuid.uuid4()] * 3, partition=2)
+    topic.wakeup([uuid.uuid4()] * 3, partition=2)
     assert topic.progress().waiting == 3
 
 
@@ -113,11 +115,11 @@ def test_why_a_task_waits_is_asked_of_kafka_and_workers_that_cannot_answer_are_n
     topic: Topic, stack: ServersOfTests
 ) -> None:
     (id_,) = sent()
-    topic.ring([id_])
-    assert "waits in the broker's queue, as its only message" in asked(id_)[Why.RING_IN_BROKER]
-    assert list(asked(id_)) == [Why.RING_IN_BROKER]
+    topic.wakeup([id_])
+    assert "waits in the broker's queue, as its only message" in asked(id_)[Why.WAKEUP_IN_BROKER]
+    assert list(asked(id_)) == [Why.WAKEUP_IN_BROKER]
     commit(1)
-    assert list(asked(id_)) == [Why.RING_LOST]
+    assert list(asked(id_)) == [Why.WAKEUP_LOST]
 
 
 def test_a_kafka_that_is_away_is_said(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +135,7 @@ def test_a_kafka_that_is_away_is_said(topic: Topic, monkeypatch: pytest.MonkeyPa
 def test_the_doctor_counts_what_waits_and_misses_a_topic_that_is_not_there(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic.ring([uuid.uuid4()] * 2)
+    topic.wakeup([uuid.uuid4()] * 2)
     (found,) = check(settings.current())
     assert (found.level, "has 3 partitions, 2 messages wait" in found.message) == (Level.OK, True)
     topic.cluster.fail_topic(topic.name, KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -158,7 +160,7 @@ def commit(offset: int) -> None:
     consumer.close()
 
 
-def rung_ids() -> list[uuid.UUID]:
+def woken_ids() -> list[uuid.UUID]:
     with engine().begin() as connection:
-        payloads = connection.execute(text("SELECT payload FROM outbox_event ORDER BY id")).scalars()
+        payloads = connection.execute(sql("SELECT payload FROM ledger.outbox_event ORDER BY id")).scalars()
         return [uuid.UUID(one) for payload in payloads for one in payload["ids"]]

@@ -29,14 +29,14 @@ from tests.servers import ServersOfTests, wait_until
 from tests.tasks.deliveries import are_well, at_commit, claimed, counted, handled, scripted
 from tests.tasks.kafka.conftest import NewWorker
 from tests.tasks.kafka.topic import Topic, reclaimed, submitted_in_sql, turn_until
-from tests.tasks.work import SCRIPTS, effects, insert, rings, rows, task
+from tests.tasks.work import SCRIPTS, effects, insert, rows, task, wakeups
 
 
 @pytest.mark.guarantee
 def test_the_claim_is_on_the_disk_before_the_offset_is_committed(topic: Topic, worker: NewWorker) -> None:
     """P15 lets claims of transactional handlers be lost in a crash: then Kafka must still know the task."""
     ids = submitted_in_sql(3)
-    topic.ring(ids)
+    topic.wakeup(ids)
     shown: list[tuple[str, int]] = []
 
     def show(connection: Connection) -> None:
@@ -52,11 +52,11 @@ def test_the_claim_is_on_the_disk_before_the_offset_is_committed(topic: Topic, w
 
 
 def test_whoever_takes_slow_tasks_takes_no_more_than_it_runs(topic: Topic, worker: NewWorker) -> None:
-    """Or it would ring anew for all the others each time: for 60 tasks, 1,770 times."""
+    """Or it would wake-up anew for all the others each time: for 60 tasks, 1,770 times."""
     with handled("test.slow", insert) as slow:
         ids = submitted_in_sql(60, "test.slow")
-        before = len(rings())
-        topic.ring(ids)
+        before = len(wakeups())
+        topic.wakeup(ids)
         one = worker()
 
         def turn() -> bool:
@@ -67,14 +67,14 @@ def test_whoever_takes_slow_tasks_takes_no_more_than_it_runs(topic: Topic, worke
 
         wait_until(turn, "all have succeeded")
     assert effects() == dict.fromkeys(ids, 1)
-    assert len(rings()) - before <= len(ids)
+    assert len(wakeups()) - before <= len(ids)
 
 
 def test_ids_of_many_records_are_claimed_together_and_each_kind_by_itself(topic: Topic, worker: NewWorker) -> None:
     one = worker()
     wait_until(lambda: one.turn(0.1) == 0 and one.intake.assigned(), "it has its partitions")
     inserts, many = submitted_in_sql(20), submitted_in_sql(20, "test.many")
-    topic.ring([id_ for pair in zip(inserts, many, strict=True) for id_ in pair])
+    topic.wakeup([id_ for pair in zip(inserts, many, strict=True) for id_ in pair])
     turn_until(one, 40)
     are_well([*inserts, *many])
     claims = {at for (at,) in rows("updated_at", "true")}
@@ -84,7 +84,7 @@ def test_ids_of_many_records_are_claimed_together_and_each_kind_by_itself(topic:
 @pytest.mark.parametrize(
     "value", [b"", b"not JSON", b"{}", b'{"ids": 7}', b'{"ids": []}', b'{"ids": ["no id"]}', b"\xff", b"[" * 100_000]
 )
-def test_what_is_no_ring_names_nobody_and_is_counted(value: bytes) -> None:
+def test_what_is_no_wakeup_names_nobody_and_is_counted(value: bytes) -> None:
     before = counted()["skipped"]
     assert ids_of(value) == []
     assert counted()["skipped"] == before + 1
@@ -96,7 +96,7 @@ def test_a_poisoned_record_is_counted_and_passed_over_and_holds_up_nobody(
 ) -> None:
     ids = submitted_in_sql(1)
     topic.put(b"canary, and no JSON", b'{"ids": {}}')
-    topic.ring(ids)
+    topic.wakeup(ids)
     before = counted()["skipped"]
     one = worker()
     with caplog.at_level(logging.WARNING):
@@ -129,7 +129,7 @@ def test_a_record_that_comes_to_two_workers_at_once_is_run_once(
 
     SCRIPTS["held up"] = held_up
     ids = submitted_in_sql(1, "test.scripted", json.dumps({"do": "held up"}))
-    topic.ring(ids)
+    topic.wakeup(ids)
     first = worker()
     monkeypatch.setenv("KAFKA_GROUP", "another")
     settings.current.cache_clear()
@@ -145,15 +145,15 @@ def test_a_record_that_comes_to_two_workers_at_once_is_run_once(
     are_well(ids)
 
 
-def test_a_type_that_nobody_knows_is_rung_again_by_the_outbox_and_kafka_may_forget_it(
+def test_a_type_that_nobody_knows_is_woken_again_by_the_outbox_and_kafka_may_forget_it(
     topic: Topic, worker: NewWorker
 ) -> None:
     ids = submitted_in_sql(1, "not.yet.deployed")
-    topic.ring(ids)
+    topic.wakeup(ids)
     one = worker()
     turn_until(one, 1)
     wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offset is committed")
-    assert (rings()[-1].ids, rings()[-1].due_at is None) == (ids, False)
+    assert (wakeups()[-1].ids, wakeups()[-1].due_at is None) == (ids, False)
     assert rows() == [("QUEUED", 0)]
 
 
@@ -163,7 +163,7 @@ def test_a_ledger_that_is_away_is_waited_for_with_the_records_in_hand(
 ) -> None:
     monkeypatch.setattr(worker_module, "PAUSE_SECONDS", 0.01)
     ids = submitted_in_sql(5)
-    topic.ring(ids)
+    topic.wakeup(ids)
     away = make_engine(settings.current().database_url)
     refusals = iter(range(3))
 
@@ -186,7 +186,7 @@ def test_a_fault_between_the_claim_and_the_offset_leaves_the_task_to_the_ledger(
 ) -> None:
     monkeypatch.setattr(worker_module, "PAUSE_SECONDS", 0.01)
     ids = submitted_in_sql(2)
-    topic.ring(ids)
+    topic.wakeup(ids)
     one = worker()
     arm("kafka.before_commit=raise")
     try:
@@ -218,12 +218,12 @@ def test_a_long_handler_keeps_its_place_in_the_group(
 
     SCRIPTS["long"] = takes_long
     ids = submitted_in_sql(1, "test.scripted", json.dumps({"do": "long"}))
-    topic.ring(ids)
+    topic.wakeup(ids)
     turn_until(one, 1)
     assert sorted(one.intake.assigned()) == [0, 1, 2]
     more = submitted_in_sql(3)
     for partition, id_ in enumerate(more):
-        topic.ring([id_], partition)
+        topic.wakeup([id_], partition)
     with caplog.at_level(logging.INFO):
         turn_until(one, 3)
         wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offsets are committed")
@@ -241,7 +241,7 @@ def test_a_partition_that_goes_to_another_worker_is_let_go_and_its_records_run_o
     wait_until(lambda: one.turn(0.1) == 0 and one.intake.assigned(), "it has its partitions")
     ids = submitted_in_sql(6)
     for partition in range(3):
-        topic.ring(ids[2 * partition : 2 * partition + 2], partition)
+        topic.wakeup(ids[2 * partition : 2 * partition + 2], partition)
     in_hand: list[uuid.UUID] = []
     while len(in_hand) < 6:
         in_hand += one.intake.take(0.2)
@@ -259,7 +259,7 @@ def test_a_partition_that_goes_to_another_worker_is_let_go_and_its_records_run_o
 def test_a_task_that_somebody_else_runs_is_not_kafkas_any_more(topic: Topic, worker: NewWorker) -> None:
     (id_,) = scripted(insert)
     claimed([id_])
-    topic.ring([id_])
+    topic.wakeup([id_])
     one = worker()
     turn_until(one, 1)
     wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offset is committed")

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from confluent_kafka import Producer
-from sqlalchemy import text
 
 import settings
 from models.engine import engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from tasks import ticks
 from tasks.kafka.lag import Progress, progress
@@ -37,11 +37,11 @@ class Topic:
         assert producer.flush(5) == 0
         producer.close()
 
-    def ring(self, ids: Sequence[uuid.UUID], partition: int = 0) -> None:
+    def wakeup(self, ids: Sequence[uuid.UUID], partition: int = 0) -> None:
         """One record for each."""
         self.put(*(json.dumps({"ids": [str(one)]}).encode() for one in ids), partition=partition)
 
-    def ring_together(self, ids: Sequence[uuid.UUID]) -> None:
+    def wakeup_together(self, ids: Sequence[uuid.UUID]) -> None:
         """One record for all."""
         self.put(json.dumps({"ids": [str(one) for one in ids]}).encode())
 
@@ -53,8 +53,8 @@ class Topic:
 
 
 def submitted_in_sql(count: int = 1, type: str = "test.insert", payload: str = "{}") -> list[uuid.UUID]:
-    """Their rings wait in the outbox, for a relay that does not run."""
-    submit = text("SELECT ingest_submit(:type, CAST(:payload AS jsonb)) FROM generate_series(1, :n)")
+    """Their wake-ups wait in the outbox, for a relay that does not run."""
+    submit = sql("SELECT ledger.ingest_submit(:type, CAST(:payload AS jsonb)) FROM generate_series(1, :n)")
     with engine().begin() as connection:
         return list(connection.execute(submit, {"type": type, "payload": payload, "n": count}).scalars())
 
@@ -72,7 +72,7 @@ def turn_until(worker: Worker, ids: int, *, seconds: float = 20) -> None:
 
 
 def reclaimed(stack: ServersOfTests) -> None:
-    """What was lost with its worker is taken over, and rung for. The first look gives everybody one lease more."""
+    """What was lost with its worker is taken over, and woken for. The first look gives everybody one lease more."""
     for seconds in (61, 59, 2):
         move(stack, seconds)
         ticks.run("reclaim")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from celery import Celery
 from kombu import Queue
-from sqlalchemy import text
 
 import settings
 from models.clock import now
 from models.engine import engine
 from models.errors import Unreachable
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from outbox.relay import Relay
 from tasks import broker
@@ -57,7 +57,7 @@ def test_a_requeued_task_starts_again_and_its_history_stays(stack: ServersOfTest
     assert (row["status"], row["attempt_count"], row["finished_at"]) == ("QUEUED", 0, None)
     assert work.transitions(task)[-2:] == [("RUNNING", "DEAD"), ("DEAD", "QUEUED")]
     assert work.transitions(task, "message, actor")[-1] == ("mended", "me@here")
-    assert work.rings()[-1].ids == [task]
+    assert work.wakeups()[-1].ids == [task]
     assert requeued() == []
 
 
@@ -73,7 +73,7 @@ def test_tasks_that_died_at_the_same_moment_are_all_requeued_page_by_page(stack:
 def test_a_page_in_somebody_elses_hands_does_not_end_the_way_through_the_others(stack: ServersOfTests) -> None:
     tasks = sorted(buried(30))
     with engine().begin() as other:
-        lock = text("SELECT FROM ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) FOR UPDATE")
+        lock = sql("SELECT FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) FOR UPDATE")
         other.execute(lock, {"ids": tasks[:10]})
         assert sorted(requeued(batch=10)) == tasks[10:]
     assert sorted(requeued(batch=10)) == tasks[:10]
@@ -84,7 +84,7 @@ def test_four_operators_at_once_requeue_each_task_once(stack: ServersOfTests) ->
     with ThreadPoolExecutor(4) as operators:
         done = [id_ for ids in operators.map(lambda _: requeued(batch=7), range(4)) for id_ in ids]
     assert sorted(done + requeued()) == sorted(tasks)
-    assert Counter(id_ for ring in work.rings() for id_ in ring.ids) == dict.fromkeys(tasks, 1)
+    assert Counter(id_ for wakeup in work.wakeups() for id_ in wakeup.ids) == dict.fromkeys(tasks, 1)
 
 
 def test_a_task_that_dies_again_meanwhile_is_not_brought_back_for_ever(stack: ServersOfTests) -> None:
@@ -203,7 +203,9 @@ def shown(request: pytest.FixtureRequest, stack: ServersOfTests, monkeypatch: py
 
 def letter(task_id: uuid.UUID) -> None:
     with engine().begin() as connection:
-        written = text("INSERT INTO outbox_event (destination, payload) VALUES (:d, jsonb_build_object('dead', :id))")
+        written = sql(
+            "INSERT INTO ledger.outbox_event (destination, payload) VALUES (:d, jsonb_build_object('dead', :id))"
+        )
         connection.execute(written, {"d": f"celery:{DLQ}", "id": str(task_id)})
 
 
@@ -252,9 +254,9 @@ def test_a_letter_that_is_just_leaving_is_neither_missed_nor_written_again(shown
     dead()
     with engine().begin() as connection:
         connection.execute(
-            text(f"""
-            UPDATE outbox_event SET locked_by = 'a relay', locked_at = ledger_now(), lease_token = gen_random_uuid(),
-                                    lease_until = ledger_now() + interval '1 minute' WHERE {LETTERS}""")
+            sql(f"""
+            UPDATE ledger.outbox_event SET locked_by = 'a relay', locked_at = ledger.ledger_now(), lease_token = gen_random_uuid(),
+                                    lease_until = ledger.ledger_now() + interval '1 minute' WHERE {LETTERS}""")
         )
     assert shown.sync() == 0  # it may be in the queue, or not yet
     assert shown.sync(force=True) == 0
@@ -264,7 +266,9 @@ def test_a_letter_that_is_just_leaving_is_neither_missed_nor_written_again(shown
 def test_letters_that_were_refused_are_not_written_again_and_again(shown: Shown) -> None:
     (task,) = dead()
     with engine().begin() as connection:
-        connection.execute(text(f"UPDATE outbox_event SET status = 'DEAD', last_error = 'refused' WHERE {LETTERS}"))
+        connection.execute(
+            sql(f"UPDATE ledger.outbox_event SET status = 'DEAD', last_error = 'refused' WHERE {LETTERS}")
+        )
     assert shown.sync() == 0
     assert shown.sync(force=True) == 1  # somebody has mended it
     assert events("status", LETTERS) == [("SENT",)]

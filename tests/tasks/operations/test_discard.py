@@ -14,12 +14,12 @@ from tasks.operations.discard import NothingToDiscard, discard
 from tasks.operations.listing import UnknownTask
 from tests.tasks.deliveries import audits, delivered, inserting, leases, scalar, scripted, submitted
 from tests.tasks.door import manage
-from tests.tasks.work import effects, insert, rings, task, transitions
+from tests.tasks.work import effects, insert, task, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
-def test_a_task_that_waits_is_discarded_and_its_ring_finds_nothing() -> None:
+def test_a_task_that_waits_is_discarded_and_its_wakeup_finds_nothing() -> None:
     (id_,) = submitted()
     assert discard(engine(), id_, actor="me", reason="old").was == "QUEUED"
     delivered([id_])
@@ -55,11 +55,11 @@ def test_a_final_task_is_not_discarded_and_an_unknown_one_is_said() -> None:
         discard(engine(), uuid.uuid4(), actor="me")
 
 
-def test_whoever_waited_in_its_partition_key_is_rung() -> None:
+def test_whoever_waited_in_its_partition_key_is_woken() -> None:
     first, second = submitted(2, partition_key="a")
-    last = max(ring.id for ring in rings())
+    last = max(wakeup.id for wakeup in wakeups())
     discard(engine(), first, actor="me")
-    assert [ring.ids for ring in rings(f"id > {last}")] == [[second]]
+    assert [wakeup.ids for wakeup in wakeups(f"id > {last}")] == [[second]]
 
 
 def test_the_command_says_what_it_was_and_keeps_the_reason() -> None:
@@ -78,8 +78,8 @@ def test_a_requeue_keeps_the_steps_unless_told_to_forget_them() -> None:
     (id_,) = scripted(fail, max_attempts=1)
     delivered([id_])
     with engine().begin() as connection:
-        connection.exec_driver_sql(f"INSERT INTO task_step (task_id, name, result) VALUES ('{id_}', 'a', '1')")
-    count = "SELECT count(*) FROM task_step"
+        connection.exec_driver_sql(f"INSERT INTO celeriac.task_step (task_id, name, result) VALUES ('{id_}', 'a', '1')")
+    count = "SELECT count(*) FROM ledger.task_step"
     list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[id_]), actor="me"))
     assert scalar(count) == 1
     delivered([id_])

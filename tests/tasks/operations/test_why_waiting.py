@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from sqlalchemy import text
 
 import settings
 from models.engine import engine
 from models.errors import Unreachable
+from models.sql import sql
 from tasks import broker
 from tasks.core.registry import handlers
 from tasks.execution import claim
@@ -41,9 +41,9 @@ def asked(task: uuid.UUID, seen: Seen | Unreachable = WORKED_ON) -> dict[Why, st
 
 
 def sent() -> None:
-    """Every ring has left the outbox."""
+    """Every wake-up has left the outbox."""
     with engine().begin() as connection:
-        connection.execute(text("DELETE FROM outbox_event"))
+        connection.execute(sql("DELETE FROM ledger.outbox_event"))
 
 
 def test_a_final_task_is_final_and_the_broker_is_not_asked(stack: ServersOfTests) -> None:
@@ -64,7 +64,7 @@ def test_a_running_task_says_who_holds_it_and_a_lease_that_ran_out_that_it_is_lo
 def test_what_holds_up_a_task_that_is_not_due_is_said_before_its_time_comes(stack: ServersOfTests) -> None:
     (task,) = submitted({}, run_at=10 * MINUTE)
     with engine().begin() as connection:
-        pause = text("INSERT INTO queue_pause (queue, actor, reason) VALUES ('ingest', 'me@here', 'a move')")
+        pause = sql("INSERT INTO ledger.queue_pause (queue, actor, reason) VALUES ('ingest', 'me@here', 'a move')")
         connection.execute(pause)
     found = asked(task, Seen(0, frozenset()))
     assert list(found) == [Why.NOT_DUE, Why.QUEUE_PAUSED, Why.NO_WORKER]
@@ -75,7 +75,7 @@ def test_what_holds_up_a_task_that_is_not_due_is_said_before_its_time_comes(stac
 
 def test_a_type_and_a_queue_that_nobody_knows_are_named(stack: ServersOfTests) -> None:
     with engine().begin() as connection:
-        submit = text("SELECT ingest_submit('nobody.knows', '{}', NULL, 'nowhere')")
+        submit = sql("SELECT ledger.ingest_submit('nobody.knows', '{}', NULL, 'nowhere')")
         task = connection.execute(submit).scalar_one()
     found = asked(task)
     assert "'nobody.knows'" in found[Why.UNKNOWN_HANDLER]
@@ -85,45 +85,47 @@ def test_a_type_and_a_queue_that_nobody_knows_are_named(stack: ServersOfTests) -
 def test_a_broker_that_is_away_is_a_reason_and_no_failure(stack: ServersOfTests) -> None:
     (task,) = submitted({})
     assert asked(task, Unreachable("The broker does not answer: no."))[Why.BROKER_UNREACHABLE] == (
-        "The broker does not answer: no. It is rung when the broker is back."
+        "The broker does not answer: no. It is woken when the broker is back."
     )
 
 
-def test_a_ring_is_followed_from_the_outbox_to_the_broker_until_it_is_lost(stack: ServersOfTests) -> None:
+def test_a_wakeup_is_followed_from_the_outbox_to_the_broker_until_it_is_lost(stack: ServersOfTests) -> None:
     with engine().begin() as connection:
-        task = connection.execute(text(f"SELECT ingest_submit('{FLAKY}', '{{}}')")).scalar_one()
-    assert "waits in the outbox" in asked(task)[Why.RING_IN_OUTBOX]
+        task = connection.execute(sql(f"SELECT ledger.ingest_submit('{FLAKY}', '{{}}')")).scalar_one()
+    assert "waits in the outbox" in asked(task)[Why.WAKEUP_IN_OUTBOX]
     with engine().begin() as connection:
-        connection.execute(text("UPDATE outbox_event SET attempt_count = 2, last_error = E'no route\\nat line 1'"))
-    assert "2 failed: no route)" in asked(task)[Why.RING_IN_OUTBOX]
+        connection.execute(
+            sql("UPDATE ledger.outbox_event SET attempt_count = 2, last_error = E'no route\\nat line 1'")
+        )
+    assert "2 failed: no route)" in asked(task)[Why.WAKEUP_IN_OUTBOX]
     sent()
-    assert "behind at most 7 messages" in asked(task, Seen(7, frozenset("w")))[Why.RING_IN_BROKER]
-    assert "rung again at" in asked(task)[Why.RING_LOST]
-    move(stack, settings.current().ingest_ring_grace_ms / 1000 + 1)
-    assert "by the next reclaim" in asked(task)[Why.RING_LOST]
+    assert "behind at most 7 messages" in asked(task, Seen(7, frozenset("w")))[Why.WAKEUP_IN_BROKER]
+    assert "woken again at" in asked(task)[Why.WAKEUP_LOST]
+    move(stack, settings.current().ingest_wakeup_grace_ms / 1000 + 1)
+    assert "by the next reclaim" in asked(task)[Why.WAKEUP_LOST]
 
 
-def test_the_ring_of_a_neighbour_is_not_taken_for_its_own(stack: ServersOfTests) -> None:
+def test_the_wakeup_of_a_neighbour_is_not_taken_for_its_own(stack: ServersOfTests) -> None:
     (task,) = submitted({})
     sent()
     submitted({})
-    assert list(asked(task)) == [Why.RING_LOST]
+    assert list(asked(task)) == [Why.WAKEUP_LOST]
 
 
-def test_a_retry_is_seen_with_the_ring_for_its_time(stack: ServersOfTests) -> None:
+def test_a_retry_is_seen_with_the_wakeup_for_its_time(stack: ServersOfTests) -> None:
     (task,) = submitted({"fail": 1})
     ingest(engine(), [task])
     with engine().connect() as connection:
         found = details(connection, task)
-    assert [ring.next_retry_at for ring in found.rings if ring.locked_by is None] == [found.task.next_retry_at]
+    assert [wakeup.next_retry_at for wakeup in found.wakeups if wakeup.locked_by is None] == [found.task.next_retry_at]
     assert list(asked(task)) == [Why.NOT_DUE]
 
 
-def test_of_a_million_rings_for_later_only_those_for_its_own_time_are_looked_through(stack: ServersOfTests) -> None:
+def test_of_a_million_wakeups_for_later_only_those_for_its_own_time_are_looked_through(stack: ServersOfTests) -> None:
     (task,) = submitted({}, run_at=10 * MINUTE)
     with engine().begin() as connection:
-        connection.execute(text("UPDATE outbox_event SET next_retry_at = next_retry_at + interval '1 s'"))
-        assert details(connection, task).rings == []
+        connection.execute(sql("UPDATE ledger.outbox_event SET next_retry_at = next_retry_at + interval '1 s'"))
+        assert details(connection, task).wakeups == []
 
 
 def test_the_workers_of_a_queue_are_seen(celery_setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:

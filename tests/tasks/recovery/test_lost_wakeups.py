@@ -1,4 +1,4 @@
-"""A broker may lose any message: the ledger rings again, and never for a million tasks that merely wait (P8)."""
+"""A broker may lose any message: the ledger wake-ups again, and never for a million tasks that merely wait (P8)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import text
 
 import settings
 from models.engine import engine, sessions
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from outbox.relay import Relay
 from tasks import NewTask, broker, submit_many
 from tasks.core.registry import handlers
 from tasks.execution.claim import claim
 from tasks.execution.deliver import ingest
-from tasks.recovery.lost_wakeups import ring_again
+from tasks.recovery.lost_wakeups import wake_again
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
-from tests.tasks.work import effects, register, rings, rows, sink
+from tests.tasks.work import effects, register, rows, sink, wakeups
 
 GRACE = 10  # seconds, the default
 
@@ -54,10 +54,10 @@ def look(depth: int | None = None) -> int:
     def given(queues: Iterable[str]) -> dict[str, int]:
         return dict.fromkeys(queues, depth or 0)
 
-    return ring_again(engine(), settings.current(), depths=broker.depths if depth is None else given)
+    return wake_again(engine(), settings.current(), depths=broker.depths if depth is None else given)
 
 
-def test_everything_that_the_broker_forgot_is_rung_again(ledger: ServersOfTests) -> None:
+def test_everything_that_the_broker_forgot_is_woken_again(ledger: ServersOfTests) -> None:
     ids = submitted(250)
     flush_broker(ledger)
     assert look() == 0  # not yet
@@ -65,20 +65,20 @@ def test_everything_that_the_broker_forgot_is_rung_again(ledger: ServersOfTests)
     assert look() == 250
     assert submitter().flush(10)
     assert arrived(ledger) == {str(one): 1 for one in ids}
-    assert [len(ring.ids) for ring in rings()[-3:]] == [100, 100, 50]
+    assert [len(wakeup.ids) for wakeup in wakeups()[-3:]] == [100, 100, 50]
 
 
-def test_tasks_that_wait_in_a_living_queue_are_not_rung_again(ledger: ServersOfTests) -> None:
+def test_tasks_that_wait_in_a_living_queue_are_not_woken_again(ledger: ServersOfTests) -> None:
     submitted(50)
     move(ledger, 100 * GRACE)
     assert look() == 0
 
 
-def test_the_grace_doubles_with_each_ring(ledger: ServersOfTests) -> None:
+def test_the_grace_doubles_with_each_wakeup(ledger: ServersOfTests) -> None:
     submitted(1)
     waited = 0.0
     for _ in range(4):
-        grace = GRACE + waited  # since it was first rung
+        grace = GRACE + waited  # since it was first woken
         move(ledger, grace - 1)
         flush_broker(ledger)
         assert look() == 0
@@ -89,11 +89,11 @@ def test_the_grace_doubles_with_each_ring(ledger: ServersOfTests) -> None:
     assert waited > 15 * GRACE
 
 
-def test_a_ring_that_still_waits_in_the_outbox_is_not_lost(ledger: ServersOfTests) -> None:
-    """A broker that was away for 20 minutes costs nobody a second ring."""
+def test_a_wakeup_that_still_waits_in_the_outbox_is_not_lost(ledger: ServersOfTests) -> None:
+    """A broker that was away for 20 minutes costs nobody a second wake-up."""
     submitted(3)
     with engine().begin() as connection:
-        connection.execute(text("UPDATE outbox_event SET status = 'NEW', sent_at = NULL"))
+        connection.execute(sql("UPDATE ledger.outbox_event SET status = 'NEW', sent_at = NULL"))
     flush_broker(ledger)
     move(ledger, 1200)
     assert look() == 0
@@ -103,16 +103,16 @@ def test_a_ring_that_still_waits_in_the_outbox_is_not_lost(ledger: ServersOfTest
     assert look() == 0
 
 
-def test_a_dead_ring_does_not_strand_its_task(ledger: ServersOfTests) -> None:
+def test_a_dead_wakeup_does_not_strand_its_task(ledger: ServersOfTests) -> None:
     submitted(1)
     with engine().begin() as connection:
-        connection.execute(text("UPDATE outbox_event SET status = 'DEAD', sent_at = NULL"))
+        connection.execute(sql("UPDATE ledger.outbox_event SET status = 'DEAD', sent_at = NULL"))
     flush_broker(ledger)
     move(ledger, GRACE + 1)
     assert look() == 1
 
 
-def test_a_task_that_was_overtaken_in_a_full_queue_is_rung_again(ledger: ServersOfTests) -> None:
+def test_a_task_that_was_overtaken_in_a_full_queue_is_woken_again(ledger: ServersOfTests) -> None:
     """Redis loses a message that it has handed to a worker that dies: the queue lives on, and one task is forgotten."""
     (lost,) = submitted(1)
     move(ledger, 1)
@@ -125,8 +125,8 @@ def test_a_task_that_was_overtaken_in_a_full_queue_is_rung_again(ledger: Servers
     assert look(depth=1) == 0  # seen just now
     move(ledger, GRACE + 1)
     assert look(depth=1) == 1  # that is a grace ago now
-    assert rings()[-1].ids == [lost]
-    assert waiting[0] not in rings()[-1].ids
+    assert wakeups()[-1].ids == [lost]
+    assert waiting[0] not in wakeups()[-1].ids
 
 
 def test_scheduled_tasks_are_nobodys_loss(ledger: ServersOfTests) -> None:
@@ -146,16 +146,16 @@ def test_scheduled_tasks_are_nobodys_loss(ledger: ServersOfTests) -> None:
 
 def test_a_type_that_nobody_knows_waits_and_burns_nothing(ledger: ServersOfTests) -> None:
     with engine().begin() as connection:
-        id_ = connection.execute(text("SELECT ingest_submit('not.yet.deployed', '{}')")).scalar_one()
+        id_ = connection.execute(sql("SELECT ledger.ingest_submit('not.yet.deployed', '{}')")).scalar_one()
     ingest(engine(), [id_])
     assert rows() == [("QUEUED", 0)]
-    assert rings()[-1].due_at is not None
+    assert wakeups()[-1].due_at is not None
     assert effects() == {}
 
 
 def test_the_broker_is_asked_only_when_there_is_a_suspicion(ledger: ServersOfTests) -> None:
     submitted(3)
-    assert ring_again(engine(), settings.current(), depths=_never) == 0
+    assert wake_again(engine(), settings.current(), depths=_never) == 0
 
 
 def _never(_queues: Iterable[str]) -> dict[str, int]:

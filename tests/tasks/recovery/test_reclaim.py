@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import failpoint
 import settings
 from models.engine import engine, sessions
+from models.sql import sql
 from tasks import NewTask, Task, handler, submit_many
 from tasks.core import registry
 from tasks.core.holders import actor
@@ -33,7 +33,7 @@ from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import claimed as claimed_by
 from tests.tasks.deliveries import submitted
-from tests.tasks.work import SCRIPTS, effects, insert, rings, rows, task, transitions
+from tests.tasks.work import SCRIPTS, effects, insert, rows, task, transitions, wakeups
 
 LEASE = 60
 pytestmark = pytest.mark.usefixtures("ledger")
@@ -73,7 +73,7 @@ def lose(ids: list[uuid.UUID], failpoints: str) -> str:
     return f"{socket.gethostname()}:{in_a_child(lambda: ingest(engine(), ids), failpoints=failpoints)}"
 
 
-def test_a_task_that_was_alone_is_charged_and_rung_again(ledger: ServersOfTests) -> None:
+def test_a_task_that_was_alone_is_charged_and_woken_again(ledger: ServersOfTests) -> None:
     (id_,) = submitted(1)
     claimed([id_])
     later(ledger, LEASE - 1)
@@ -84,7 +84,7 @@ def test_a_task_that_was_alone_is_charged_and_rung_again(ledger: ServersOfTests)
     assert (found["status"], found["attempt_count"], found["error_code"]) == ("RETRYING", 1, "worker_lost")
     assert "lost:1 was lost" in found["error_message"]
     assert [to for _, to in transitions(id_)] == ["QUEUED", "RUNNING", "RETRYING"]
-    assert rings()[-1].due_at == found["next_retry_at"]
+    assert wakeups()[-1].due_at == found["next_retry_at"]
 
 
 def test_a_task_that_loses_its_last_worker_is_dead(ledger: ServersOfTests) -> None:
@@ -115,7 +115,7 @@ def test_a_lost_batch_burns_no_attempt_and_its_tasks_run_alone(ledger: ServersOf
     later(ledger, LEASE + 1)
     assert reclaimed() == Reclaimed(leases=1, isolated=5)
     assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 5
-    assert sorted(len(ring.ids) for ring in rings())[:-1] == [1] * 5
+    assert sorted(len(wakeup.ids) for wakeup in wakeups())[:-1] == [1] * 5
     ingest(engine(), ids)
     assert rows("status, attempt_count") == [("SUCCEEDED", 0)] * 5
     assert set(effects().values()) == {1}
@@ -158,7 +158,7 @@ def test_whoever_wakes_up_after_its_lease_was_taken_over_writes_nothing(ledger: 
     ingest(engine(), [sleeper, *ids])
     assert effects() == dict.fromkeys(ids, 1)
     with engine().begin() as connection:
-        audits = connection.execute(text("SELECT task_id, code FROM task_audit")).all()
+        audits = connection.execute(sql("SELECT task_id, code FROM ledger.task_audit")).all()
     assert {code for _, code in audits} <= {"late_success", "lease_lost"}
     assert set(rows("status", f"id <> '{sleeper}'")) == {("SUCCEEDED",)}
 
@@ -220,7 +220,7 @@ def test_a_lease_that_somebody_has_in_hand_keeps_no_other_from_being_renewed(led
         heartbeat().holding(other.token, now) as renewed,
         engine().begin() as settling,
     ):
-        settling.execute(text("DELETE FROM task_lease WHERE token = :token"), {"token": in_hand.token})
+        settling.execute(sql("DELETE FROM ledger.task_lease WHERE token = :token"), {"token": in_hand.token})
         heartbeat().beat()
         assert (renewed.is_lost, renewed.deadline > now) == (False, True)
         assert (waits.is_lost, waits.deadline) == (False, now)
@@ -294,4 +294,4 @@ def test_a_worker_that_is_killed_anywhere_leaves_each_effect_once(
     assert set(rows("status")) == {("SUCCEEDED",)}
     assert effects() == dict.fromkeys(ids, 1)
     with engine().begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM task_lease")).scalar_one() == 0
+        assert connection.execute(sql("SELECT count(*) FROM ledger.task_lease")).scalar_one() == 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.engine import engine
+from models.sql import sql
 from tasks.execution.run_handler import is_serialization_failure
 from tasks.recovery.prune import prune
 from tests.servers import ServersOfTests
@@ -26,7 +26,7 @@ def test_who_submits_a_key_with_a_view_older_than_its_pruning_is_asked_to_repeat
         id_ = lane(connection, {"n": 1}, "k")
     finish_all()
     with engine().connect().execution_options(isolation_level=level) as old:
-        assert old.execute(text("SELECT count(*) FROM task_tombstone")).scalar_one() == 0
+        assert old.execute(sql("SELECT count(*) FROM ledger.task_tombstone")).scalar_one() == 0
         prune(engine(), settings.current())
         with pytest.raises(DBAPIError) as refusal:
             lane(old, {"n": 1}, "k")
@@ -36,4 +36,4 @@ def test_who_submits_a_key_with_a_view_older_than_its_pruning_is_asked_to_repeat
         assert lane(old, {"n": 1}, "another") is not None
         old.commit()
     assert keyed("idempotency_key") == [("another",)]
-    assert scalar("SELECT array_agg(id) FROM task_tombstone") == [id_]
+    assert scalar("SELECT array_agg(id) FROM ledger.task_tombstone") == [id_]

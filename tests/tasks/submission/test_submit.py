@@ -1,4 +1,4 @@
-"""Submitting: a task exists exactly if the caller's transaction commits, and its ring is published right after that."""
+"""Submitting: a task exists exactly if the caller's transaction commits, and its wake-up is published right after that."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 import outbox
 import settings
 from models.engine import engine, sessions
 from models.errors import CeleriacError
+from models.sql import sql
 from models.status import TaskStatus
 from outbox.after_commit_publisher import submitter
 from outbox.relay import Relay
 from tasks import NewTask, Submitted, Task, submit, submit_many
 from tasks.execution.deliver import ingest
 from tasks.submission import submit as submit_module
-from tests.outbox.ledger import arrived, move, rung
+from tests.outbox.ledger import arrived, move, woken
 from tests.servers import ServersOfTests
 from tests.tasks import work
 from tests.tasks.deliveries import statements
-from tests.tasks.work import rings, rows, task, transitions
+from tests.tasks.work import rows, task, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("stack")
 
@@ -61,10 +61,10 @@ def arrived_ids(stack: ServersOfTests) -> set[uuid.UUID]:
 def nothing_is_stored() -> bool:
     with engine().connect() as connection:
         tables = ("ingest_task", "ingest_task_transition", "outbox_event")
-        return not any(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one() for table in tables)
+        return not any(connection.execute(sql(f"SELECT count(*) FROM {table}")).scalar_one() for table in tables)
 
 
-def test_a_task_is_there_with_its_first_transition_and_its_ring_or_not_at_all(session: Session) -> None:
+def test_a_task_is_there_with_its_first_transition_and_its_wakeup_or_not_at_all(session: Session) -> None:
     submit(session, "test.insert", {"n": 1}, key="k")
     session.rollback()
     assert nothing_is_stored()
@@ -78,38 +78,38 @@ def test_a_task_is_there_with_its_first_transition_and_its_ring_or_not_at_all(se
     assert (row["queue"], row["priority"], row["max_attempts"]) == ("ingest", 7, 3)
     assert (row["status"], row["attempt_count"], row["idempotency_key"]) == ("QUEUED", 0, "k")
     assert (row["next_retry_at"], row["lease_token"], row["finished_at"]) == (None, None, None)
-    assert row["created_at"] == row["updated_at"] == row["rung_at"]
+    assert row["created_at"] == row["updated_at"] == row["last_wakeup_at"]
     assert transitions(found.task_id, "from_status, to_status, attempt_count") == [(None, "QUEUED", 0)]
-    (ring,) = rings()
-    assert (ring.queue, ring.type, ring.ids, ring.batch, ring.priority) == (
+    (wakeup,) = wakeups()
+    assert (wakeup.queue, wakeup.type, wakeup.ids, wakeup.batch, wakeup.priority) == (
         "ingest", "test.insert", [found.task_id], 100, 7,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_ring_is_published_after_the_commit_and_not_before(
+def test_a_wakeup_is_published_after_the_commit_and_not_before(
     count: int, session: Session, stack: ServersOfTests
 ) -> None:
     found = submit_many(session, [NewTask("test.insert") for _ in range(count)])
     published()
-    assert rung(stack) == []
+    assert woken(stack) == []
     session.commit()
     published()
     assert arrived(stack) == {str(each.task_id): 1 for each in found}
-    assert [(ring.status, ring.is_leased) for ring in rings()] == [("SENT", False)]
+    assert [(wakeup.status, wakeup.is_leased) for wakeup in wakeups()] == [("SENT", False)]
 
 
-def test_a_rollback_rings_for_nobody(session: Session, stack: ServersOfTests) -> None:
+def test_a_rollback_wakeups_for_nobody(session: Session, stack: ServersOfTests) -> None:
     submit(session, "test.insert")
     session.rollback()
     submit_many(session, [NewTask("test.insert")] * 2)
     session.close()
     published()
     assert nothing_is_stored()
-    assert rung(stack) == []
+    assert woken(stack) == []
 
 
-def test_tasks_of_a_rolled_back_savepoint_vanish_with_their_rings(session: Session, stack: ServersOfTests) -> None:
+def test_tasks_of_a_rolled_back_savepoint_vanish_with_their_wakeups(session: Session, stack: ServersOfTests) -> None:
     kept = submit(session, "test.insert")
     with session.begin_nested():
         inner = submit(session, "test.insert", key="inner")
@@ -118,7 +118,7 @@ def test_tasks_of_a_rolled_back_savepoint_vanish_with_their_rings(session: Sessi
             how(session)
             raise RuntimeError
     published()
-    assert rung(stack) == []
+    assert woken(stack) == []
     session.commit()
     published()
     assert arrived_ids(stack) == {kept.task_id, inner.task_id} == {row[0] for row in rows("id")}
@@ -132,15 +132,15 @@ def submit_two(session: Session) -> None:
     submit_many(session, [NewTask("test.insert", key="a"), NewTask("test.insert")])
 
 
-def test_a_connection_whose_commit_nobody_watches_leaves_its_rings_to_the_relay(
+def test_a_connection_whose_commit_nobody_watches_leaves_its_wakeups_to_the_relay(
     relay: Relay, stack: ServersOfTests
 ) -> None:
     with engine().begin() as connection:
         submit(connection, "test.insert")
         submit_many(connection, [NewTask("test.insert")] * 2)
     published()
-    assert [(ring.status, ring.is_leased) for ring in rings()] == [("NEW", False)] * 2
-    assert rung(stack) == []
+    assert [(wakeup.status, wakeup.is_leased) for wakeup in wakeups()] == [("NEW", False)] * 2
+    assert woken(stack) == []
     assert relay.tick().sent == 2
     assert arrived_ids(stack) == {row[0] for row in rows("id")}
 
@@ -149,7 +149,7 @@ def test_a_watched_connection_publishes_after_its_commit_and_not_after_a_rollbac
     with outbox.begin(engine()) as connection:
         found = [submit(connection, "test.insert"), *submit_many(connection, [NewTask("test.insert")] * 2)]
         published()
-        assert rung(stack) == []
+        assert woken(stack) == []
     with suppress(RuntimeError), outbox.begin(engine()) as connection:
         submit(connection, "test.insert")
         raise RuntimeError
@@ -158,7 +158,7 @@ def test_a_watched_connection_publishes_after_its_commit_and_not_after_a_rollbac
     assert len(rows()) == 3
 
 
-def test_what_a_handler_submits_is_rung_for_after_its_batch_has_committed(stack: ServersOfTests) -> None:
+def test_what_a_handler_submits_is_woken_for_after_its_batch_has_committed(stack: ServersOfTests) -> None:
     seen: list[Any] = []
 
     def submit_another(_task: Task, db: Session) -> None:
@@ -167,12 +167,12 @@ def test_what_a_handler_submits_is_rung_for_after_its_batch_has_committed(stack:
         seen.append(arrived_ids(stack))
 
     work.SCRIPTS["submit"] = submit_another
-    with engine().begin() as connection:  # unwatched: nothing of its own is rung for
+    with engine().begin() as connection:  # unwatched: nothing of its own is woken for
         parent = submit(connection, "test.scripted", {"do": "submit"}).task_id
     ingest(engine(), [parent])
     published()
-    child, rung_before = seen
-    assert rung_before == set()
+    child, woken_before = seen
+    assert woken_before == set()
     assert arrived_ids(stack) == {child}
     assert task(parent)["status"] == "SUCCEEDED"
 
@@ -188,10 +188,10 @@ def test_what_a_failed_handler_submitted_was_never_there(stack: ServersOfTests) 
     ingest(engine(), [each.task_id for each in found])
     published()
     assert rows("type, status") == [("test.scripted", "RETRYING")] * 2
-    assert rung(stack) == []
+    assert woken(stack) == []
 
 
-def test_one_ring_holds_one_kind_and_at_most_a_batch_of_its_handler(
+def test_one_wakeup_holds_one_kind_and_at_most_a_batch_of_its_handler(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGEST_QUEUES", "ingest,slow")
@@ -212,11 +212,11 @@ def test_one_ring_holds_one_kind_and_at_most_a_batch_of_its_handler(
     found = submit_many(session, new[::2] + new[1::2])  # mixed
     session.commit()
     sizes: dict[Any, list[int]] = {}
-    for ring in rings():
-        assert len(ring.ids) <= ring.batch == {"test.many": work.MANY_BATCH, "test.insert": 100}[ring.type]
-        kind = (ring.type, ring.queue, ring.priority, ring.due_at)
-        assert {*rows("type, queue, priority, next_retry_at", "id = ANY(:ids)", ids=ring.ids)} == {kind}
-        sizes.setdefault(kind, []).append(len(ring.ids))
+    for wakeup in wakeups():
+        assert len(wakeup.ids) <= wakeup.batch == {"test.many": work.MANY_BATCH, "test.insert": 100}[wakeup.type]
+        kind = (wakeup.type, wakeup.queue, wakeup.priority, wakeup.due_at)
+        assert {*rows("type, queue, priority, next_retry_at", "id = ANY(:ids)", ids=wakeup.ids)} == {kind}
+        sizes.setdefault(kind, []).append(len(wakeup.ids))
     assert {kind: sorted(size, reverse=True) for kind, size in sizes.items()} == {
         ("test.many", "ingest", 5, None): [50, 50, 20],
         ("test.many", "ingest", 9, None): [50],
@@ -224,7 +224,7 @@ def test_one_ring_holds_one_kind_and_at_most_a_batch_of_its_handler(
         ("test.many", "ingest", 5, in_an_hour): [50, 10],
         ("test.insert", "ingest", 5, None): [100, 1],
     }
-    assert Counter(one for ring in rings() for one in ring.ids) == Counter(each.task_id for each in found)
+    assert Counter(one for wakeup in wakeups() for one in wakeup.ids) == Counter(each.task_id for each in found)
 
 
 def test_the_answers_come_in_the_order_of_the_tasks(session: Session) -> None:
@@ -241,7 +241,7 @@ def test_a_scheduled_task_waits_for_its_time_by_the_ledgers_clock(
     many: bool, wait: Any, session: Session, relay: Relay, stack: ServersOfTests
 ) -> None:
     move(stack, 86_400)  # the clock of this machine says another day
-    now: datetime = session.execute(text("SELECT ledger_now()")).scalar_one()
+    now: datetime = session.execute(sql("SELECT ledger.ledger_now()")).scalar_one()
     run_at = now + timedelta(hours=2) if wait is datetime else wait
     new = NewTask("test.insert", run_at=run_at)
     found = submit_many(session, [new] * 2) if many else [submit(session, "test.insert", run_at=run_at)]
@@ -250,12 +250,12 @@ def test_a_scheduled_task_waits_for_its_time_by_the_ledgers_clock(
     for each in found:
         row = task(each.task_id)
         assert each.status == row["status"] == "QUEUED"
-        assert row["next_retry_at"] == row["rung_at"]
+        assert row["next_retry_at"] == row["last_wakeup_at"]
         assert timedelta(hours=2) <= row["next_retry_at"] - now < timedelta(hours=2, minutes=1)
         if wait is not datetime:
             assert row["next_retry_at"] == row["created_at"] + wait
-    (ring,) = rings()
-    assert (ring.status, ring.is_leased, ring.due_at) == ("NEW", False, row["next_retry_at"])
+    (wakeup,) = wakeups()
+    assert (wakeup.status, wakeup.is_leased, wakeup.due_at) == ("NEW", False, row["next_retry_at"])
     assert relay.tick().sent == 0
     move(stack, 7201)
     assert relay.tick().sent == 1
@@ -267,20 +267,20 @@ def test_a_scheduled_task_waits_for_its_time_by_the_ledgers_clock(
     [timedelta(0), timedelta(days=-1), datetime(2020, 1, 1, tzinfo=UTC), datetime.min.replace(tzinfo=UTC)],
     ids=["now", "yesterday", "2020", "long ago"],
 )
-def test_what_should_have_run_before_now_is_due_now_and_is_rung_for_at_once(
+def test_what_should_have_run_before_now_is_due_now_and_is_woken_for_at_once(
     run_at: Any, session: Session, stack: ServersOfTests
 ) -> None:
     found = [submit(session, "test.insert", run_at=run_at)]
     found += submit_many(session, [NewTask("test.insert", run_at=run_at)] * 2)
     session.commit()
     published()
-    assert rows("next_retry_at, rung_at = created_at") == [(None, True)] * 3
-    assert [(ring.status, ring.due_at) for ring in rings()] == [("SENT", None)] * 2
+    assert rows("next_retry_at, last_wakeup_at = created_at") == [(None, True)] * 3
+    assert [(wakeup.status, wakeup.due_at) for wakeup in wakeups()] == [("SENT", None)] * 2
     assert arrived_ids(stack) == {each.task_id for each in found}
 
 
 def test_a_day_has_24_hours_also_when_the_session_lives_where_clocks_are_changed(session: Session) -> None:
-    session.execute(text("SET LOCAL TimeZone = 'America/New_York'"))
+    session.execute(sql("SET LOCAL TimeZone = 'America/New_York'"))
     waits = [timedelta(days=30 * month, microseconds=1) for month in range(1, 12)]
     found = [submit(session, "test.insert", run_at=wait) for wait in waits]
     found += submit_many(session, [NewTask("test.insert", run_at=wait) for wait in waits])
@@ -308,7 +308,7 @@ def test_nothing_is_stored_when_one_of_many_is_bad(
     monkeypatch.setattr(submit_module, "CHUNK", 3)
     with engine().begin() as connection:
         existing = submit(connection, "test.insert", "payload", key="taken").task_id
-    before = rings(), transitions(existing)
+    before = wakeups(), transitions(existing)
     good = [NewTask("test.insert", n, key=f"z{n}" if n % 2 else f"a{n}") for n in range(10)]
     with pytest.raises(CeleriacError) as refused:
         submit_many(session, [*good, bad, NewTask("test.insert")])
@@ -316,8 +316,8 @@ def test_nothing_is_stored_when_one_of_many_is_bad(
     session.commit()  # the transaction is still good
     published()
     assert rows("id") == [(existing,)]
-    assert (rings(), transitions(existing)) == before
-    assert rung(stack) == []
+    assert (wakeups(), transitions(existing)) == before
+    assert woken(stack) == []
     assert all(each.created for each in submit_many(session, good))  # their keys are still free
 
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 import settings
 from models.engine import engine, is_at_once, make_engine
 from models.errors import Unreachable
+from models.sql import sql
 from models.status import TaskStatus
 from outbox.after_commit_publisher import submitter
 from tasks import IdempotencyConflict, NewTask, submit, submit_many
@@ -24,7 +25,7 @@ from tests.outbox.ledger import arrived
 from tests.servers import ServersOfTests
 from tests.tasks import work
 from tests.tasks.deliveries import scalar, wait_until_blocked
-from tests.tasks.work import rings, rows, transitions
+from tests.tasks.work import rows, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("stack")
 BACKENDS = "SELECT max(pid) FROM pg_stat_activity WHERE application_name = 'at once' AND state = 'active'"
@@ -50,14 +51,14 @@ def ledger(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     made.dispose()
 
 
-def test_it_is_in_the_ledger_when_the_call_returns_and_its_ring_is_published(
+def test_it_is_in_the_ledger_when_the_call_returns_and_its_wakeup_is_published(
     ledger: Engine, stack: ServersOfTests
 ) -> None:
     found = submit(ledger, "test.insert", {"n": 1}, priority=7)
     assert found.created
     assert rows("status, priority") == [("QUEUED", 7)]
     assert [to for _from, to, *_ in transitions(found.task_id)] == ["QUEUED"]
-    assert len(rings()) == 1
+    assert len(wakeups()) == 1
     assert submitter().flush(10)
     assert arrived(stack) == {str(found.task_id): 1}
 
@@ -69,7 +70,7 @@ def test_a_key_means_what_it_means_in_a_session(ledger: Engine) -> None:
     with pytest.raises(IdempotencyConflict) as refused:
         submit(ledger, "test.insert", {"n": 2}, key="k")
     assert refused.value.task_id == first.task_id
-    assert len(rows()) == len(rings()) == 1
+    assert len(rows()) == len(wakeups()) == 1
 
 
 def test_many_are_one_transaction(ledger: Engine, stack: ServersOfTests) -> None:
@@ -88,7 +89,7 @@ def test_the_connection_goes_back_as_it_was(ledger: Engine) -> None:
         driver = connection.connection.dbapi_connection
         assert driver is not None
         assert (driver.autocommit, driver.get_transaction_status()) == (False, TRANSACTION_STATUS_IDLE)
-        connection.execute(text("DELETE FROM ingest_task"))
+        connection.execute(sql("DELETE FROM ledger.ingest_task"))
         connection.rollback()
     assert len(rows()) == 1
 
@@ -98,7 +99,7 @@ def test_an_engine_that_commits_every_statement_stays_one() -> None:
     made = make_engine(settings.current().database_url, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
     submit(made, "test.insert")
     with made.connect() as connection:
-        connection.execute(text("DELETE FROM ingest_task"))
+        connection.execute(sql("DELETE FROM ledger.ingest_task"))
     made.dispose()
     assert rows() == []
 
@@ -148,7 +149,7 @@ def _is_struck(place: int, function: Callable[[], object]) -> bool:
 
 def test_a_refusal_of_the_database_is_what_it_is_in_a_session_and_the_connection_stays_good(ledger: Engine) -> None:
     with engine().begin() as connection:
-        connection.execute(text("ALTER TABLE ingest_task ADD CONSTRAINT no_sevens CHECK (priority <> 7)"))
+        connection.execute(sql("ALTER TABLE ledger.ingest_task ADD CONSTRAINT no_sevens CHECK (priority <> 7)"))
     try:
         for _ in range(2):
             with pytest.raises(IntegrityError, match="no_sevens") as refused:
@@ -157,19 +158,19 @@ def test_a_refusal_of_the_database_is_what_it_is_in_a_session_and_the_connection
             assert submit(ledger, "test.insert").created
     finally:
         with engine().begin() as connection:
-            connection.execute(text("ALTER TABLE ingest_task DROP CONSTRAINT no_sevens"))
-    assert len(rows()) == len(rings()) == 2
+            connection.execute(sql("ALTER TABLE ledger.ingest_task DROP CONSTRAINT no_sevens"))
+    assert len(rows()) == len(wakeups()) == 2
 
 
 def test_a_connection_that_breaks_is_said_and_the_next_call_has_a_new_one(ledger: Engine) -> None:
     submit(ledger, "test.insert")
     with engine().begin() as holder, ThreadPoolExecutor(1) as threads:
-        holder.execute(text("LOCK TABLE ingest_task IN SHARE MODE"))
+        holder.execute(sql("LOCK TABLE ledger.ingest_task IN SHARE MODE"))
         waits = threads.submit(submit, ledger, "test.insert")
         while (pid := scalar(BACKENDS)) is None:
             pass
         wait_until_blocked(pid)
-        holder.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+        holder.execute(sql("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
         error = waits.exception(20)
     assert isinstance(error, DBAPIError)
     assert error.connection_invalidated

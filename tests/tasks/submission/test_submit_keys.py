@@ -11,14 +11,14 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import settings
 from models.engine import engine, sessions
 from models.errors import LedgerBusy
-from models.submit_function import CONFLICT
+from models.sql import sql
 from tasks import IdempotencyConflict, NewTask, submit, submit_many
 from tasks.core.task_ids import keyed_id
 from tasks.recovery.prune import PRUNE_DONE, prune
@@ -27,11 +27,11 @@ from tests.outbox.ledger import move
 from tests.outbox.table import WAITING, pid
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
-from tests.tasks.work import rings, rows, task, transitions
+from tests.tasks.work import rows, task, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("stack")
 Lane = Callable[[Connection, Any, str | None], uuid.UUID]
-BY_SQL = text("SELECT ingest_submit('test.insert', CAST(:payload AS jsonb), :key)")
+BY_SQL = sql("SELECT ledger.ingest_submit('test.insert', CAST(:payload AS jsonb), :key)")
 PRUNE_AT_ONCE = {"hours": 1, "batch": 100}
 
 
@@ -50,7 +50,7 @@ def by_sql(connection: Connection, payload: Any, key: str | None) -> uuid.UUID:
         with connection.begin_nested():
             found = connection.execute(BY_SQL, {"payload": json.dumps(payload), "key": key}).scalar_one()
     except DBAPIError as error:
-        if error.orig.pgcode != CONFLICT:  # type: ignore[union-attr]
+        if error.orig.pgcode != "CL409":  # type: ignore[union-attr]
             raise
         id_ = str(error.orig).split("The key belongs to the task ")[1][:36]
         raise IdempotencyConflict(uuid.UUID(id_)) from None
@@ -121,15 +121,17 @@ def keyed(columns: str = "id") -> list[tuple[Any, ...]]:
     return rows(columns, "idempotency_key IS NOT NULL")
 
 
-def rings_of(task_id: uuid.UUID) -> int:
-    return sum(ring.ids.count(task_id) for ring in rings())
+def wakeups_of(task_id: uuid.UUID) -> int:
+    return sum(wakeup.ids.count(task_id) for wakeup in wakeups())
 
 
 def finish_all() -> None:
     """As if all had succeeded a year ago."""
     with engine().begin() as connection:
         connection.execute(
-            text("UPDATE ingest_task SET status = 'SUCCEEDED', finished_at = ledger_now() - interval '1 year'")
+            sql(
+                "UPDATE ledger.ingest_task SET status = 'SUCCEEDED', finished_at = ledger.ledger_now() - interval '1 year'"
+            )
         )
 
 
@@ -139,12 +141,14 @@ def test_the_lanes_write_the_same_rows() -> None:
         with engine().begin() as connection:
             id_ = lane(connection, {"n": [1, None, "é"]}, f"by {lane.__name__}")
         row = task(id_)
-        for own in ("id", "idempotency_key", "created_at", "updated_at", "rung_at"):
+        for own in ("id", "idempotency_key", "created_at", "updated_at", "last_wakeup_at"):
             del row[own]
-        (ring,) = [ring for ring in rings() if id_ in ring.ids]
+        (wakeup,) = [wakeup for wakeup in wakeups() if id_ in wakeup.ids]
         told = transitions(id_, "from_status, to_status, attempt_count, message")
-        written.append((row, told, ring.queue, ring.type, ring.batch, ring.priority, ring.due_at, ring.status))
-        assert ring.ids == [id_]
+        written.append(
+            (row, told, wakeup.queue, wakeup.type, wakeup.batch, wakeup.priority, wakeup.due_at, wakeup.status)
+        )
+        assert wakeup.ids == [id_]
     assert written[0] == written[1] == written[2]
 
 
@@ -155,7 +159,7 @@ def test_a_key_has_one_task_whichever_lane_it_comes_from(lane: Lane, then: Lane,
     assert refused(then, connection, {"n": 2}, "k") == id_
     connection.commit()
     assert keyed("payload") == [({"n": 1},)]
-    assert rings_of(id_) == len(transitions(id_)) == 1
+    assert wakeups_of(id_) == len(transitions(id_)) == 1
 
 
 @each_pair
@@ -168,7 +172,7 @@ def test_who_submits_a_key_that_another_is_submitting_waits_for_what_becomes_of_
     getattr(connection, ending)()
     assert same.result(20) is None
     assert keyed() == [(keyed_id("test.insert", "k"),)]
-    assert rings_of(*keyed()[0]) == len(transitions(*keyed()[0])) == 1
+    assert wakeups_of(*keyed()[0]) == len(transitions(*keyed()[0])) == 1
 
 
 @each_pair
@@ -205,7 +209,7 @@ def test_of_many_at_once_on_all_lanes_one_puts_it_there_though_some_roll_back() 
             found = set(threads.map(race, range(6), [key] * 6))
             assert found == {None, keyed_id("test.insert", key)}
     assert len(keyed()) == 15
-    assert all(rings_of(id_) == len(transitions(id_)) == 1 for (id_,) in keyed())
+    assert all(wakeups_of(id_) == len(transitions(id_)) == 1 for (id_,) in keyed())
 
 
 SAME = [
@@ -260,7 +264,7 @@ def test_a_pruned_task_is_met_again_with_its_final_status_and_does_not_run_twice
     assert refused(lane, connection, {"n": 2}, "k") == id_
     connection.commit()
     assert keyed() == transitions(id_) == []
-    assert rings_of(id_) == 1  # the old one
+    assert wakeups_of(id_) == 1  # the old one
     found = submit(connection, "test.insert", {"n": 1}, key="k")
     assert (found.status, found.created) == ("SUCCEEDED", False)
 
@@ -313,7 +317,7 @@ def test_a_tombstone_that_vanishes_while_it_is_being_read_asks_to_submit_again(c
     def prune_the_stone(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
         if "WITH ORDINALITY AS given(id, payload, place)" in statement:  # between the two statements of a submit
             with engine().begin() as pruning:
-                pruning.execute(text("DELETE FROM task_tombstone"))
+                pruning.execute(sql("DELETE FROM ledger.task_tombstone"))
 
     event.listen(connection, "before_cursor_execute", prune_the_stone)
     with pytest.raises(LedgerBusy, match="submit it again"):
@@ -330,7 +334,7 @@ def test_a_transaction_that_cannot_see_the_other_task_is_asked_to_repeat_and_not
 ) -> None:
     other = second.connection
     other.connection.dbapi_connection.set_session(isolation_level="REPEATABLE READ")  # type: ignore[union-attr]
-    other.execute(text("SELECT ledger_now()"))
+    other.execute(sql("SELECT ledger.ledger_now()"))
     lane(connection, {"n": 1}, "k")
     connection.commit()
     with pytest.raises(DBAPIError) as refused:
@@ -367,14 +371,14 @@ def test_of_twins_in_one_call_the_first_is_put_there_and_the_others_meet_it(
         assert [each.created for each in found] == [True, True, False, False, False, False, True]
         assert len({each.task_id for each in found}) == 3
         assert len(transitions(found[1].task_id)) == 1
-        assert rings_of(found[1].task_id) == 1
+        assert wakeups_of(found[1].task_id) == 1
 
 
 def test_twins_with_two_payloads_are_a_conflict_and_neither_is_there(session: Session) -> None:
     with pytest.raises(IdempotencyConflict):
         submit_many(session, [NewTask("test.insert", n, key="twin") for n in range(2)])
     session.commit()
-    assert len(rows()) == len(rings()) == 0
+    assert len(rows()) == len(wakeups()) == 0
 
 
 @pytest.mark.parametrize(("chunk", "count", "rounds"), [(1, 8, 25), (1000, 300, 10)], ids=["by one", "at once"])

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 import settings
 from models.engine import engine
 from models.errors import Misuse
-from models.submit_function import BAD_TASK, CONFLICT, TOO_LARGE
+from models.sql import sql
 from outbox.canonical import MAX_BYTES
 from outbox.relay import Relay
 from tasks import NewTask
@@ -27,7 +27,7 @@ from tasks.submission.envelope import KEY_LIMIT, checked
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
 from tests.tasks import work
-from tests.tasks.work import rings, rows, transitions
+from tests.tasks.work import rows, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("stack")
 
@@ -58,18 +58,18 @@ def relay(stack: ServersOfTests) -> Iterator[Relay]:
     relay.close()
 
 
-def test_a_stranger_submits_in_its_own_transaction_and_the_relay_rings(
+def test_a_stranger_submits_in_its_own_transaction_and_the_relay_wakeups(
     stranger: Any, relay: Relay, stack: ServersOfTests
 ) -> None:
-    stranger.execute("SELECT ingest_submit('test.insert', '{\"n\": 1}')")
+    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '{\"n\": 1}')")
     stranger.connection.rollback()
-    assert len(rows()) == len(rings()) == 0
-    stranger.execute("SELECT ingest_submit('test.insert', '{\"n\": 1}')")
+    assert len(rows()) == len(wakeups()) == 0
+    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '{\"n\": 1}')")
     stranger.connection.commit()
     ((id_, key),) = rows("id, idempotency_key")
     assert (id_.version, key) == (7, None)
     assert transitions(id_, "to_status, actor = CURRENT_USER") == [("QUEUED", True)]
-    assert [(ring.status, ring.is_leased) for ring in rings()] == [("NEW", False)]
+    assert [(wakeup.status, wakeup.is_leased) for wakeup in wakeups()] == [("NEW", False)]
     assert relay.tick().sent == 1
     assert arrived(stack) == {str(id_): 1}
     work.sink()
@@ -78,7 +78,7 @@ def test_a_stranger_submits_in_its_own_transaction_and_the_relay_rings(
 
 
 def test_a_stranger_names_what_it_means_and_is_told_the_rest(stranger: Any) -> None:
-    stranger.execute("SELECT ingest_submit(type => 'any.type', payload => NULL, queue => 'slow', key => 'k')")
+    stranger.execute("SELECT celeriac.ingest_submit(type => 'any.type', payload => NULL, queue => 'slow', key => 'k')")
     stranger.connection.commit()
     columns = "type, payload, queue, priority, max_attempts, context, idempotency_key"
     assert rows(columns) == [("any.type", None, "slow", 5, 10, {}, "k")]
@@ -87,19 +87,21 @@ def test_a_stranger_names_what_it_means_and_is_told_the_rest(stranger: Any) -> N
 
 
 def test_a_conflict_has_a_code_of_its_own_and_names_the_task(stranger: Any) -> None:
-    stranger.execute("SELECT ingest_submit('test.insert', '1', 'k')")
+    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '1', 'k')")
     (id_,) = stranger.fetchone()
     stranger.connection.commit()
     with pytest.raises(psycopg2.Error, match=f"The key belongs to the task {id_}, which has another payload.") as error:
-        stranger.execute("SELECT ingest_submit('test.insert', '2', 'k')")
-    assert error.value.pgcode == CONFLICT == "CL409"
+        stranger.execute("SELECT celeriac.ingest_submit('test.insert', '2', 'k')")
+    assert error.value.pgcode == "CL409"
 
 
 @pytest.mark.parametrize(("wait", "is_due"), [("-1 day", True), ("0", True), ("1 hour", False)])
 def test_a_stranger_says_when(wait: str, is_due: bool, stranger: Any, relay: Relay, stack: ServersOfTests) -> None:
-    stranger.execute("SELECT ingest_submit('test.insert', '1', run_at => ledger_now() + %s::interval)", (wait,))
+    stranger.execute(
+        "SELECT celeriac.ingest_submit('test.insert', '1', run_at => celeriac.ledger_now() + %s::interval)", (wait,)
+    )
     stranger.connection.commit()
-    assert rows("next_retry_at IS NULL, rung_at = coalesce(next_retry_at, created_at)") == [(is_due, True)]
+    assert rows("next_retry_at IS NULL, last_wakeup_at = coalesce(next_retry_at, created_at)") == [(is_due, True)]
     assert relay.tick().sent == is_due
     move(stack, 3601)
     assert relay.tick().sent == (not is_due)
@@ -127,10 +129,8 @@ def test_what_one_lane_refuses_as_type_key_or_payload_the_other_refuses_too(stra
         assert (_code(stranger, "test.insert", "1", key) is None) == _is_good(NewTask("test.insert", 1, key)), repr(key)
     for type_ in types:
         assert (_code(stranger, type_, "1", None) is None) == bool(NAME.fullmatch(type_)), repr(type_)
-    assert (
-        _code(stranger, "", "1", None) == _code(stranger, None, "1", "k") == _code(stranger, "t", "1", "") == BAD_TASK
-    )
-    assert _code(stranger, "t", json.dumps("x" * (MAX_BYTES - 1)), None) == TOO_LARGE
+    assert _code(stranger, "", "1", None) == _code(stranger, None, "1", "k") == _code(stranger, "t", "1", "") == "CL400"
+    assert _code(stranger, "t", json.dumps("x" * (MAX_BYTES - 1)), None) == "CL413"
     assert _code(stranger, "t", json.dumps("x" * (MAX_BYTES - 2)), None) is None
     assert len("k" * 500) == KEY_LIMIT
 
@@ -164,7 +164,7 @@ PAYLOADS = {
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
 def test_what_one_lane_refuses_as_too_much_the_other_refuses_too(payload: str, stranger: Any) -> None:
-    expected = None if _can_be_given(payload) else BAD_TASK
+    expected = None if _can_be_given(payload) else "CL400"
     assert _code(stranger, "test.insert", payload, None) == expected
 
 
@@ -176,19 +176,19 @@ def _can_be_given(payload: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("run_at", "code"), [("9000-01-01 00:00+00", None), ("20000-01-01", BAD_TASK), ("infinity", BAD_TASK)]
+    ("run_at", "code"), [("9000-01-01 00:00+00", None), ("20000-01-01", "CL400"), ("infinity", "CL400")]
 )
 def test_a_time_that_nobody_can_show_is_refused(run_at: str, code: str | None, stranger: Any) -> None:
     found = None
     try:
-        stranger.execute("SELECT ingest_submit('test.insert', '1', run_at => %s)", (run_at,))
+        stranger.execute("SELECT celeriac.ingest_submit('test.insert', '1', run_at => %s)", (run_at,))
     except psycopg2.Error as error:
         found = error.pgcode
     assert found == code
 
 
 def test_whoever_names_no_queue_gets_the_usual_one(stranger: Any) -> None:
-    stranger.execute("SELECT ingest_submit('test.insert', '1', NULL, NULL, NULL)")
+    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '1', NULL, NULL, NULL)")
     stranger.connection.commit()
     assert rows("queue") == [("ingest",)]
 
@@ -197,7 +197,7 @@ def _code(stranger: Any, type_: str | None, payload: str, key: str | None) -> st
     """The SQLSTATE of a refusal."""
     code: str | None = None
     try:
-        stranger.execute("SELECT ingest_submit(%s, %s, %s)", (type_, payload, key))
+        stranger.execute("SELECT celeriac.ingest_submit(%s, %s, %s)", (type_, payload, key))
     except psycopg2.Error as error:
         code = error.pgcode
     stranger.connection.rollback()
@@ -216,7 +216,7 @@ def test_the_function_finds_its_tables_from_any_search_path(stranger: Any) -> No
     stranger.execute("SET search_path = pg_catalog")
     stranger.execute("SELECT public.ingest_submit('test.insert', '1', 'k'), public.ingest_submit('test.insert', '1')")
     stranger.connection.commit()
-    assert len(rows()) == len(rings()) == 2
+    assert len(rows()) == len(wakeups()) == 2
     stranger.execute("SHOW search_path")
     assert stranger.fetchone() == ("pg_catalog",)
 
@@ -255,9 +255,9 @@ with_fixtures = given_settings(
 @given(pairs=st.lists(JSON, min_size=20, max_size=40))
 @with_fixtures
 def test_the_hash_in_a_tombstone_is_equal_exactly_where_jsonb_is(pairs: list[Pair], connection: Connection) -> None:
-    statement = text("""
+    statement = sql("""
         SELECT one, other FROM unnest(CAST(:ones AS jsonb[]), CAST(:others AS jsonb[])) AS pair(one, other)
-        WHERE (one = other) <> (ingest_payload_sha(one) = ingest_payload_sha(other))""")
+        WHERE (one = other) <> (ledger.ingest_payload_sha(one) = ledger.ingest_payload_sha(other))""")
     ones, others = ([pair[side] for pair in pairs] for side in (0, 1))
     assert connection.execute(statement, {"ones": ones, "others": others}).all() == []
 
@@ -265,5 +265,5 @@ def test_the_hash_in_a_tombstone_is_equal_exactly_where_jsonb_is(pairs: list[Pai
 @given(keys=st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30), min_size=1))
 @with_fixtures
 def test_a_key_has_the_same_id_in_python_and_in_sql(keys: list[str], connection: Connection) -> None:
-    statement = text("SELECT ingest_task_id('test.insert', key) FROM unnest(CAST(:keys AS text[])) AS key")
+    statement = sql("SELECT ledger.ingest_task_id('test.insert', key) FROM unnest(CAST(:keys AS text[])) AS key")
     assert [*connection.execute(statement, {"keys": keys}).scalars()] == [keyed_id("test.insert", key) for key in keys]

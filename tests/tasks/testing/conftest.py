@@ -10,10 +10,11 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from models.engine import engine
+from models.sql import sql
 from models.tables import Base
 from tests.servers import ServersOfTests
 
-INVOICE = text("CREATE TABLE invoice (number integer PRIMARY KEY, paid integer, CHECK (number < 1000))")
+INVOICE = text("CREATE TABLE public.invoice (number integer PRIMARY KEY, paid integer, CHECK (number < 1000))")
 
 
 @pytest.fixture
@@ -40,4 +41,4 @@ def left_in_the_ledger() -> dict[str, int]:
     """Rows by table, where there are any."""
     counts = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in Base.metadata.tables)
     with engine().begin() as connection:
-        return {name: count for name, count in connection.execute(text(counts)) if count}
+        return {name: count for name, count in connection.execute(sql(counts)) if count}

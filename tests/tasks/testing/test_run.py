@@ -22,8 +22,8 @@ from tasks.testing import deliver, run, run_due, run_many, travel
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import BatchClock, handled
 
-PAY = text("INSERT INTO invoice VALUES (:number, 1) ON CONFLICT (number) DO UPDATE SET paid = invoice.paid + 1")
-INVOICES = text("SELECT number, paid FROM invoice ORDER BY number")
+PAY = text("INSERT INTO public.invoice VALUES (:number, 1) ON CONFLICT (number) DO UPDATE SET paid = invoice.paid + 1")
+INVOICES = text("SELECT number, paid FROM public.invoice ORDER BY number")
 
 
 def pay(task: Task, db: Session) -> Any:
@@ -213,13 +213,13 @@ def test_what_the_orm_of_the_test_holds_is_there_for_the_handler_and_fresh_after
 
 
 def test_a_constraint_that_is_deferred_to_the_commit_fails_the_task(db: Session) -> None:
-    db.execute(text("ALTER TABLE invoice ADD UNIQUE (paid) DEFERRABLE INITIALLY DEFERRED"))
+    db.execute(text("ALTER TABLE public.invoice ADD UNIQUE (paid) DEFERRABLE INITIALLY DEFERRED"))
     assert run("test.pay", {"invoice": 1}, db).status == "SUCCEEDED"
     refused = run("test.pay", {"invoice": 2}, db)
     assert (refused.status, refused.error_code) == ("RETRYING", "handler_error")
     assert "duplicate key" in (refused.error_message or "")
-    db.execute(text("INSERT INTO invoice VALUES (9, 1)"))  # still deferred, for the test
-    db.execute(text("DELETE FROM invoice WHERE number = 9"))
+    db.execute(text("INSERT INTO public.invoice VALUES (9, 1)"))  # still deferred, for the test
+    db.execute(text("DELETE FROM public.invoice WHERE number = 9"))
     assert invoices(db) == [(1, 1)]
 
 

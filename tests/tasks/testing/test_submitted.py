@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from models.clock import now
 from models.engine import engine
+from models.sql import sql
 from tasks import NewTask, Task, submit, submit_many
 from tasks.testing import ClockRefused, assert_submitted, run, submitted, travel
 from tests.servers import ServersOfTests
@@ -43,7 +43,7 @@ def test_all_ways_to_submit_are_seen_with_savepoints_or_without(db: Session) -> 
     with db.begin_nested() as savepoint:
         submit(db, "test.mail", "rolled back")
         savepoint.rollback()
-    db.execute(text("SELECT ingest_submit('test.mail', '4')"))
+    db.execute(sql("SELECT ledger.ingest_submit('test.mail', '4')"))
     db.commit()  # a savepoint of the test's own transaction
 
     assert sorted(task.payload for task in submitted(db)) == [1, 2, 3, 4]
@@ -58,11 +58,11 @@ def test_tasks_of_others_are_not_ours(db: Session) -> None:
             submit(other, "test.mail", "theirs", run_at=timedelta(hours=1))
             other.commit()
         submit(db, "test.mail", payload)
-    assert db.execute(text("SELECT count(*) FROM ingest_task")).scalar() == 6
+    assert db.execute(sql("SELECT count(*) FROM ledger.ingest_task")).scalar() == 6
     assert [task.payload for task in submitted(db)] == [0, 1, 2]
     with engine().begin() as connection:
         for table in ("ingest_task", "ingest_task_transition", "outbox_event"):
-            connection.execute(text(f"DELETE FROM {table}"))
+            connection.execute(sql(f"DELETE FROM {table}"))
 
 
 def test_a_message_says_what_was_submitted_instead(db: Session) -> None:

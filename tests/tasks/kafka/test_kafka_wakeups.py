@@ -1,4 +1,4 @@
-"""INGEST_QUEUE=kafka: rings go to the topic, with ids and nothing else; dead letters stay; no ring dies of a Kafka that
+"""INGEST_QUEUE=kafka: wake-ups go to the topic, with ids and nothing else; dead letters stay; no wake-up dies of a Kafka that
 is away (section 5.2 of the seed)."""
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
-from sqlalchemy import text
 
 import settings
 from models.engine import engine
+from models.sql import sql
 from outbox.after_commit_publisher import submitter
 from outbox.circuit import Circuits
 from outbox.publishers import kafka
 from outbox.relay import Relay
 from settings import SettingsError
-from tests.outbox.ledger import insert, move, rows, rung
+from tests.outbox.ledger import insert, move, rows, woken
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import are_well, submitted
 from tests.tasks.door import manage
@@ -25,9 +25,9 @@ from tests.tasks.kafka.conftest import NewWorker
 from tests.tasks.kafka.topic import Topic, turn_until
 
 # As the seed asks it.
-OBSERVE = text("""
+OBSERVE = sql("""
     SELECT id,status,attempt_count,next_retry_at,last_error,created_at,sent_at
-    FROM outbox_event
+    FROM ledger.outbox_event
     ORDER BY created_at DESC
     LIMIT 20
 """)
@@ -55,32 +55,32 @@ def test_a_record_carries_ids_and_nothing_else_and_a_burst_is_one_record(topic: 
 
 def test_dead_letters_stay_in_the_queue_of_celery(topic: Topic, stack: ServersOfTests) -> None:
     with engine().begin() as connection:
-        insert_letter = text("""INSERT INTO outbox_event (destination, payload) VALUES
+        insert_letter = sql("""INSERT INTO ledger.outbox_event (destination, payload) VALUES
             ('celery:ingest.dlq', '{"dead": "01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60"}')""")
         connection.execute(insert_letter)
     assert relayed() == (1, 0, 0)
     assert topic.values() == []
-    assert len(rung(stack, "ingest.dlq")) == 1
+    assert len(woken(stack, "ingest.dlq")) == 1
 
 
-def test_what_is_no_ring_and_a_queue_that_nobody_knows_are_refused(topic: Topic) -> None:
+def test_what_is_no_wakeup_and_a_queue_that_nobody_knows_are_refused(topic: Topic) -> None:
     insert("celery:nowhere")
     with engine().begin() as connection:
-        connection.execute(text("INSERT INTO outbox_event (destination, payload) VALUES ('celery:ingest', '{}')"))
+        connection.execute(sql("INSERT INTO ledger.outbox_event (destination, payload) VALUES ('celery:ingest', '{}')"))
     assert relayed() == (0, 0, 2)
     (nowhere,), (none,) = rows("last_error")
     assert "INGEST_QUEUES" in nowhere
     assert "this event is none" in none
 
 
-def test_rings_of_before_the_switch_leave_by_kafka_after_it(topic: Topic) -> None:
+def test_wakeups_of_before_the_switch_leave_by_kafka_after_it(topic: Topic) -> None:
     """Rows keep their destination, whichever way it means."""
     insert("celery:ingest", 5)
     assert relayed() == (5, 0, 0)
     assert len(topic.values()[0]["ids"]) == 5
 
 
-def test_a_topic_that_is_missing_is_named_and_costs_no_ring_its_life(topic: Topic) -> None:
+def test_a_topic_that_is_missing_is_named_and_costs_no_wakeup_its_life(topic: Topic) -> None:
     topic.cluster.fail_topic(topic.name, KafkaError.UNKNOWN_TOPIC_OR_PART)
     try:
         insert("celery:ingest")
@@ -130,7 +130,7 @@ def test_the_seeds_walk_with_a_dead_port_retries_ever_later_and_nothing_is_lost_
     are_well(ids)
 
 
-def test_an_option_that_kafkas_client_does_not_take_is_named_without_its_value_and_costs_no_ring(
+def test_an_option_that_kafkas_client_does_not_take_is_named_without_its_value_and_costs_no_wakeup(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_OPTIONS", '{"nonsense": "canary"}')
@@ -147,7 +147,7 @@ def test_an_option_that_kafkas_client_does_not_take_is_named_without_its_value_a
     assert "canary" not in done.err
 
 
-def test_a_worker_of_kafka_refuses_to_wait_for_rings_that_go_to_celery(stack: ServersOfTests) -> None:
+def test_a_worker_of_kafka_refuses_to_wait_for_wakeups_that_go_to_celery(stack: ServersOfTests) -> None:
     assert "INGEST_QUEUE" in manage("kafka-worker").err
 
 

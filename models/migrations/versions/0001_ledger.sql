@@ -1,0 +1,600 @@
+-- The ledger. `ledger.` stands for the schema of the installation (LEDGER_SCHEMA); every name is qualified, so that the
+-- functions work whatever the caller's search_path is.
+--
+-- A task's life: ingest_submit writes ingest_task (QUEUED), its first ingest_task_transition, and its wake-up, an
+-- outbox_event. A worker claims it: RUNNING, with the token of a task_lease. Settling writes the outcome under that
+-- token: SUCCEEDED, RETRYING with a wake-up for later, DEAD, or DISCARDED. Pruning deletes what is final and old; a
+-- task that had an idempotency key leaves a task_tombstone.
+
+-- The clock: clock_timestamp() plus a shift that only tests set.
+
+CREATE TABLE ledger.ledger_clock (
+    only_row boolean NOT NULL DEFAULT true,
+    shift interval NOT NULL DEFAULT '0',
+    CONSTRAINT pk_ledger_clock PRIMARY KEY (only_row),
+    CONSTRAINT ck_ledger_clock_only_row CHECK (only_row)
+);
+
+CREATE FUNCTION ledger.ledger_now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE
+RETURN clock_timestamp() + coalesce((SELECT shift FROM ledger.ledger_clock), interval '0');
+
+CREATE FUNCTION ledger.ledger_clock_guard() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = 'Only a superuser (a test) may move the clock of the ledger; ' || current_user || ' is not one.';
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER ledger_clock_guard BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON ledger.ledger_clock
+FOR EACH STATEMENT EXECUTE FUNCTION ledger.ledger_clock_guard();
+
+-- Tasks.
+
+CREATE SEQUENCE ledger.ingest_task_key_seq;
+
+CREATE TABLE ledger.ingest_task (
+    id uuid NOT NULL,
+    type text NOT NULL,
+    payload jsonb NOT NULL,
+    context jsonb NOT NULL DEFAULT '{}',
+    queue text NOT NULL DEFAULT 'ingest',
+    priority smallint NOT NULL DEFAULT 5,
+    partition_key text COLLATE "C",
+    key_seq bigint,
+    idempotency_key text,
+    status text NOT NULL DEFAULT 'QUEUED',
+    attempt_count integer NOT NULL DEFAULT 0,
+    max_attempts integer NOT NULL DEFAULT 10,
+    next_retry_at timestamptz,
+    last_wakeup_at timestamptz,
+    lease_token uuid,
+    isolated boolean NOT NULL DEFAULT false,
+    last_error text,
+    error_message text,
+    error_code text,
+    result jsonb,
+    notify text,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    updated_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    finished_at timestamptz,
+    CONSTRAINT pk_ingest_task PRIMARY KEY (id),
+    CONSTRAINT ck_ingest_task_status CHECK (status IN ('QUEUED', 'RUNNING', 'RETRYING', 'SUCCEEDED', 'DEAD', 'DISCARDED')),
+    CONSTRAINT ck_ingest_task_running_is_leased CHECK ((status = 'RUNNING') = (lease_token IS NOT NULL)),
+    CONSTRAINT ck_ingest_task_final_is_finished CHECK ((status IN ('SUCCEEDED', 'DEAD', 'DISCARDED')) = (finished_at IS NOT NULL)),
+    CONSTRAINT ck_ingest_task_next_retry_at CHECK (
+        CASE status
+            WHEN 'RETRYING' THEN next_retry_at IS NOT NULL
+            WHEN 'SUCCEEDED' THEN next_retry_at IS NULL
+            WHEN 'DEAD' THEN next_retry_at IS NULL
+            ELSE true
+        END),
+    CONSTRAINT ck_ingest_task_priority CHECK (priority BETWEEN 0 AND 9),
+    CONSTRAINT ck_ingest_task_attempt_count CHECK (attempt_count >= 0),
+    CONSTRAINT ck_ingest_task_max_attempts CHECK (max_attempts >= 1),
+    CONSTRAINT ck_ingest_task_partition_key CHECK ((partition_key IS NULL) = (key_seq IS NULL)),
+    CONSTRAINT ck_ingest_task_error_together CHECK ((last_error IS NULL) = (error_message IS NULL)),
+    CONSTRAINT ck_ingest_task_last_error CHECK (length(last_error) <= 4000),
+    CONSTRAINT ck_ingest_task_error_message CHECK (length(error_message) <= 500)
+) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX ix_ingest_task_due ON ledger.ingest_task (queue, type,
+    (CASE WHEN partition_key IS NULL THEN coalesce(next_retry_at, '-infinity') ELSE 'infinity' END), id)
+    WHERE status IN ('QUEUED', 'RETRYING');
+CREATE INDEX ix_ingest_task_key ON ledger.ingest_task (partition_key, key_seq)
+    WHERE partition_key IS NOT NULL AND status NOT IN ('SUCCEEDED', 'DISCARDED');
+CREATE INDEX ix_ingest_task_dead ON ledger.ingest_task (finished_at, id) WHERE status = 'DEAD';
+CREATE INDEX ix_ingest_task_done ON ledger.ingest_task (finished_at) WHERE status IN ('SUCCEEDED', 'DISCARDED');
+
+CREATE TABLE ledger.ingest_task_transition (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    task_id uuid NOT NULL,
+    from_status text,
+    to_status text NOT NULL,
+    attempt_count integer NOT NULL DEFAULT 0,
+    message text,
+    actor text NOT NULL DEFAULT CURRENT_USER,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_ingest_task_transition PRIMARY KEY (task_id, id),
+    CONSTRAINT ck_ingest_task_transition_way CHECK (
+        CASE
+            WHEN from_status IS NULL THEN to_status IN ('QUEUED')
+            WHEN from_status = 'QUEUED' THEN to_status IN ('DISCARDED', 'RUNNING')
+            WHEN from_status = 'RETRYING' THEN to_status IN ('DISCARDED', 'RUNNING')
+            WHEN from_status = 'RUNNING' THEN to_status IN ('DEAD', 'DISCARDED', 'QUEUED', 'RETRYING', 'SUCCEEDED')
+            WHEN from_status = 'DEAD' THEN to_status IN ('DISCARDED', 'QUEUED')
+            ELSE false
+        END),
+    CONSTRAINT ck_ingest_task_transition_attempt_count CHECK (attempt_count >= 0)
+);
+
+CREATE TABLE ledger.task_lease (
+    token uuid NOT NULL,
+    holder text NOT NULL,
+    lease_until timestamptz NOT NULL,
+    task_ids uuid[] NOT NULL,
+    type text NOT NULL,
+    queue text NOT NULL,
+    priority smallint NOT NULL,
+    claimed_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    last_wakeup_at timestamptz,
+    CONSTRAINT pk_task_lease PRIMARY KEY (token),
+    CONSTRAINT ck_task_lease_priority CHECK (priority BETWEEN 0 AND 9)
+) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE ledger.wakeup_horizon (
+    queue text NOT NULL,
+    priority smallint NOT NULL,
+    seen_wakeup_at timestamptz NOT NULL,
+    seen_at timestamptz NOT NULL,
+    passed_wakeup_at timestamptz,
+    CONSTRAINT pk_wakeup_horizon PRIMARY KEY (queue, priority)
+);
+
+CREATE TABLE ledger.task_audit (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    task_id uuid NOT NULL,
+    code text NOT NULL,
+    worker_id text NOT NULL,
+    detail text,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_task_audit PRIMARY KEY (id)
+);
+CREATE INDEX ix_task_audit_task_id ON ledger.task_audit (task_id);
+
+CREATE TABLE ledger.task_tombstone (
+    id uuid NOT NULL,
+    status text NOT NULL,
+    payload_sha text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_task_tombstone PRIMARY KEY (id)
+);
+CREATE INDEX ix_task_tombstone_created_at ON ledger.task_tombstone (created_at);
+
+CREATE TABLE ledger.task_step (
+    task_id uuid NOT NULL,
+    name text NOT NULL,
+    result jsonb,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_task_step PRIMARY KEY (task_id, name)
+);
+
+-- The outbox.
+
+CREATE TABLE ledger.outbox_event (
+    id bigint GENERATED BY DEFAULT AS IDENTITY,
+    destination text NOT NULL,
+    payload jsonb NOT NULL,
+    payload_sha text,
+    headers jsonb NOT NULL DEFAULT '{}',
+    ordering_key text COLLATE "C",
+    status text NOT NULL DEFAULT 'NEW',
+    attempt_count integer NOT NULL DEFAULT 0,
+    next_retry_at timestamptz,
+    locked_by text,
+    locked_at timestamptz,
+    lease_token uuid,
+    lease_until timestamptz,
+    last_error text,
+    external_id text,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    sent_at timestamptz,
+    dedup_key text,
+    CONSTRAINT pk_outbox_event PRIMARY KEY (id),
+    CONSTRAINT ck_outbox_event_status CHECK (status IN ('NEW', 'RETRYING', 'SENT', 'DEAD')),
+    CONSTRAINT ck_outbox_event_sent_has_a_time CHECK ((status = 'SENT') = (sent_at IS NOT NULL)),
+    CONSTRAINT ck_outbox_event_lease CHECK ((lease_token IS NULL) = (lease_until IS NULL)),
+    CONSTRAINT ck_outbox_event_final_holds_no_lease CHECK (status IN ('NEW', 'RETRYING') OR lease_token IS NULL),
+    CONSTRAINT ck_outbox_event_attempt_count CHECK (attempt_count >= 0)
+) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX ix_outbox_event_unsent ON ledger.outbox_event (destination, coalesce(next_retry_at, '-infinity'), id)
+    WHERE status IN ('NEW', 'RETRYING') AND ordering_key IS NULL;
+CREATE INDEX ix_outbox_event_ordered ON ledger.outbox_event (destination, ordering_key, id)
+    WHERE ordering_key IS NOT NULL AND status <> 'SENT';
+CREATE INDEX ix_outbox_event_retrying ON ledger.outbox_event (destination) WHERE status = 'RETRYING';
+CREATE INDEX ix_outbox_event_dedup ON ledger.outbox_event (destination, coalesce(dedup_key, payload_sha))
+    WHERE status = 'SENT' AND coalesce(dedup_key, payload_sha) IS NOT NULL;
+CREATE INDEX ix_outbox_event_sent ON ledger.outbox_event (sent_at) WHERE status = 'SENT';
+CREATE INDEX ix_outbox_event_dead ON ledger.outbox_event (id) WHERE status = 'DEAD';
+
+-- A transaction that adds to an ordered key waits for the commit of the one that added before it, and draws its id after
+-- that: so the order of ids within a key is the order of commits, for plain INSERTs too. The lock key is seeded with the
+-- table's oid, so that two installations in one database do not wait for each other.
+CREATE FUNCTION ledger.outbox_event_in_turn() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(
+        hashtextextended(NEW.destination || chr(31) || NEW.ordering_key, CAST(TG_RELID AS bigint)));
+    NEW.id := nextval(pg_get_serial_sequence(format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME), 'id'));
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER outbox_event_in_turn BEFORE INSERT ON ledger.outbox_event
+FOR EACH ROW WHEN (NEW.ordering_key IS NOT NULL) EXECUTE FUNCTION ledger.outbox_event_in_turn();
+
+CREATE TABLE ledger.outbox_audit (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    outbox_id bigint,
+    code text NOT NULL,
+    worker_id text NOT NULL,
+    detail text,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_outbox_audit PRIMARY KEY (id)
+);
+CREATE INDEX ix_outbox_audit_outbox_id ON ledger.outbox_audit (outbox_id);
+
+-- Sinks: transactions in other systems.
+
+CREATE TABLE ledger.sink_transaction (
+    gid text NOT NULL,
+    task_id uuid,
+    checkpoint_id bigint,
+    sink text NOT NULL,
+    handle jsonb NOT NULL DEFAULT '{}',
+    lease_token uuid,
+    decision text,
+    state text NOT NULL DEFAULT 'open',
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    decided_at timestamptz,
+    CONSTRAINT pk_sink_transaction PRIMARY KEY (gid),
+    CONSTRAINT ck_sink_transaction_gid CHECK (octet_length(gid) BETWEEN 1 AND 199),
+    CONSTRAINT ck_sink_transaction_has_an_origin CHECK (num_nonnulls(task_id, checkpoint_id) >= 1),
+    CONSTRAINT ck_sink_transaction_decision CHECK (decision IN ('commit', 'abort')),
+    CONSTRAINT ck_sink_transaction_state CHECK (state IN ('open', 'prepared', 'committed', 'aborted', 'failed')),
+    CONSTRAINT ck_sink_transaction_decision_has_a_time CHECK ((decision IS NULL) = (decided_at IS NULL)),
+    CONSTRAINT ck_sink_transaction_state_follows_decision CHECK (
+        CASE state
+            WHEN 'committed' THEN decision IS NOT DISTINCT FROM 'commit'
+            WHEN 'aborted' THEN decision IS NOT DISTINCT FROM 'abort'
+            ELSE true
+        END)
+);
+CREATE INDEX ix_sink_transaction_task_id ON ledger.sink_transaction (task_id);
+CREATE INDEX ix_sink_transaction_unfinished ON ledger.sink_transaction (created_at) WHERE state NOT IN ('committed', 'aborted');
+
+-- Documents.
+
+CREATE TABLE ledger.document (
+    id uuid NOT NULL DEFAULT gen_random_uuid(),
+    name text NOT NULL,
+    media_type text NOT NULL,
+    sha256 bytea NOT NULL,
+    content bytea NOT NULL,
+    size_bytes bigint NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    updated_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    revision integer NOT NULL DEFAULT 1,
+    CONSTRAINT pk_document PRIMARY KEY (id),
+    CONSTRAINT ck_document_sha256 CHECK (octet_length(sha256) = 32),
+    CONSTRAINT ck_document_size_bytes CHECK (size_bytes = octet_length(content)),
+    CONSTRAINT ck_document_revision CHECK (revision >= 1),
+    CONSTRAINT uq_document_name UNIQUE (name)
+);
+
+CREATE TABLE ledger.document_chunk (
+    document_id uuid NOT NULL,
+    position integer NOT NULL,
+    text text NOT NULL,
+    words tsvector NOT NULL GENERATED ALWAYS AS (to_tsvector('simple'::regconfig, text)) STORED,
+    CONSTRAINT pk_document_chunk PRIMARY KEY (document_id, position),
+    CONSTRAINT ck_document_chunk_position CHECK (position >= 0),
+    CONSTRAINT fk_document_chunk_document_id FOREIGN KEY (document_id) REFERENCES ledger.document (id) ON DELETE CASCADE
+);
+CREATE INDEX ix_document_chunk_words ON ledger.document_chunk USING gin (words);
+
+-- Chats.
+
+CREATE TABLE ledger.chat (
+    id uuid NOT NULL DEFAULT gen_random_uuid(),
+    first_user_id text NOT NULL,
+    second_user_id text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_chat PRIMARY KEY (id),
+    CONSTRAINT uq_chat_first_user_id_second_user_id UNIQUE (first_user_id, second_user_id),
+    CONSTRAINT ck_chat_user_order CHECK (first_user_id COLLATE "C" <= second_user_id COLLATE "C")
+);
+
+CREATE TABLE ledger.chat_member (
+    chat_id uuid NOT NULL,
+    user_id text NOT NULL,
+    read_until_at timestamptz,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_chat_member PRIMARY KEY (chat_id, user_id),
+    CONSTRAINT fk_chat_member_chat_id FOREIGN KEY (chat_id) REFERENCES ledger.chat (id) ON DELETE CASCADE
+);
+CREATE INDEX ix_chat_member_user_id ON ledger.chat_member (user_id);
+
+CREATE TABLE ledger.chat_message (
+    id uuid NOT NULL,
+    chat_id uuid NOT NULL,
+    client_msg_id text NOT NULL,
+    from_user_id text NOT NULL,
+    to_user_id text NOT NULL,
+    msg_type text NOT NULL DEFAULT 'text',
+    body text NOT NULL,
+    producer_server_id text,
+    sent_at timestamptz,
+    accepted_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    saved_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_chat_message PRIMARY KEY (id),
+    CONSTRAINT uq_chat_message_from_user_id_client_msg_id UNIQUE (from_user_id, client_msg_id),
+    CONSTRAINT fk_chat_message_chat_id FOREIGN KEY (chat_id) REFERENCES ledger.chat (id) ON DELETE CASCADE
+);
+CREATE INDEX ix_chat_message_history ON ledger.chat_message (chat_id, accepted_at, id);
+
+-- Coordination: streams, ticks, queues, tokens.
+
+CREATE TABLE ledger.checkpoint (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    stream text NOT NULL,
+    shard integer NOT NULL DEFAULT 0,
+    offsets jsonb NOT NULL DEFAULT '{}',
+    state jsonb NOT NULL DEFAULT '{}',
+    sink_committed boolean NOT NULL DEFAULT false,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    completed_at timestamptz,
+    CONSTRAINT pk_checkpoint PRIMARY KEY (id),
+    CONSTRAINT ck_checkpoint_shard CHECK (shard >= 0)
+);
+CREATE INDEX ix_checkpoint_newest ON ledger.checkpoint (stream, shard, id);
+
+CREATE TABLE ledger.shard_lease (
+    stream text NOT NULL,
+    shard integer NOT NULL,
+    holder text,
+    lease_token uuid,
+    lease_until timestamptz,
+    CONSTRAINT pk_shard_lease PRIMARY KEY (stream, shard),
+    CONSTRAINT ck_shard_lease_shard CHECK (shard >= 0),
+    CONSTRAINT ck_shard_lease_lease CHECK ((lease_token IS NULL) = (lease_until IS NULL) AND (lease_token IS NULL OR holder IS NOT NULL))
+);
+
+CREATE TABLE ledger.tick (
+    name text NOT NULL,
+    holder text,
+    lease_token uuid,
+    lease_until timestamptz,
+    started_at timestamptz,
+    finished_at timestamptz,
+    error text,
+    CONSTRAINT pk_tick PRIMARY KEY (name),
+    CONSTRAINT ck_tick_lease CHECK ((lease_token IS NULL) = (lease_until IS NULL) AND (lease_token IS NULL OR holder IS NOT NULL))
+);
+
+CREATE TABLE ledger.queue_pause (
+    queue text NOT NULL,
+    reason text,
+    actor text NOT NULL DEFAULT CURRENT_USER,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_queue_pause PRIMARY KEY (queue)
+);
+
+CREATE TABLE ledger.queue_limit (
+    queue text NOT NULL,
+    max_running integer NOT NULL,
+    CONSTRAINT pk_queue_limit PRIMARY KEY (queue),
+    CONSTRAINT ck_queue_limit_max_running CHECK (max_running >= 0)
+);
+
+CREATE TABLE ledger.api_token (
+    id uuid NOT NULL DEFAULT gen_random_uuid(),
+    name text NOT NULL,
+    token_sha256 bytea NOT NULL,
+    scopes text[] NOT NULL DEFAULT '{}',
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    expires_at timestamptz,
+    revoked_at timestamptz,
+    last_used_at timestamptz,
+    CONSTRAINT pk_api_token PRIMARY KEY (id),
+    CONSTRAINT uq_api_token_name UNIQUE (name),
+    CONSTRAINT uq_api_token_token_sha256 UNIQUE (token_sha256),
+    CONSTRAINT ck_api_token_token_sha256 CHECK (octet_length(token_sha256) = 32)
+);
+
+-- Submitting. `ingest_submit_many` is the one implementation, for Python and for SQL.
+
+-- Equal for payloads that are equal as jsonb: PostgreSQL writes those alike, except for zeros at the end of a fraction.
+CREATE FUNCTION ledger.ingest_payload_sha(payload jsonb) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
+RETURN encode(sha256(convert_to(regexp_replace(CAST(payload AS text),
+    '("(?:[^"\\]|\\.)*")|(\.[0-9]*[1-9])0+(?![0-9])|\.0+(?![0-9])', '\1\2', 'g'), 'UTF8')), 'hex');
+
+-- The id of a task with an idempotency key: a UUIDv8, the same as `tasks/core/task_ids.py` computes.
+CREATE FUNCTION ledger.ingest_task_id(type text, key text) RETURNS uuid LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+DECLARE
+    raw bytea := substring(sha256(convert_to(type || chr(31) || key, 'UTF8')) FROM 1 FOR 16);
+BEGIN
+    raw := set_byte(raw, 6, (get_byte(raw, 6) & 15) | 128);
+    RETURN CAST(encode(set_byte(raw, 8, (get_byte(raw, 8) & 63) | 128), 'hex') AS uuid);
+END $$;
+
+-- The id of a task without a key: a UUIDv7, 48 bits of milliseconds, the rest random.
+CREATE FUNCTION ledger.ingest_fresh_id() RETURNS uuid LANGUAGE plpgsql PARALLEL SAFE AS $$
+DECLARE
+    raw bytea := decode(lpad(to_hex(CAST(extract(epoch FROM ledger.ledger_now()) * 1000 AS bigint)), 12, '0'), 'hex')
+                 || substring(uuid_send(gen_random_uuid()) FROM 7);
+BEGIN
+    RETURN CAST(encode(set_byte(raw, 6, (get_byte(raw, 6) & 15) | 112), 'hex') AS uuid);
+END $$;
+
+-- Delete newly inserted tasks whose key is that of a pruned task, and return their ids. An INSERT that waited for the
+-- pruning did not see its tombstones; a volatile function looks again. At REPEATABLE READ and above it cannot: inserting
+-- a tombstone where an invisible one exists raises 40001, and the caller repeats its transaction.
+CREATE FUNCTION ledger.ingest_give_way(ids uuid[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
+DECLARE
+    gave_way uuid[];
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        INSERT INTO ledger.task_tombstone (id, status, payload_sha) SELECT unnest(ids), 'DISCARDED', ''
+        ON CONFLICT (id) DO NOTHING;
+        DELETE FROM ledger.task_tombstone WHERE id = ANY(ids) AND payload_sha = '';
+    END IF;
+    WITH gone AS (
+        DELETE FROM ledger.ingest_task task USING ledger.task_tombstone stone
+        WHERE stone.id = ANY(ids) AND task.id = stone.id RETURNING task.id)
+    SELECT coalesce(array_agg(id), '{}') INTO gave_way FROM gone;
+    RETURN gave_way;
+END $$;
+
+-- Wait for the commit of the transaction that submitted to this partition key before: key_seq is the order of commits.
+CREATE FUNCTION ledger.ingest_key_lock(partition_key text) RETURNS void LANGUAGE sql
+RETURN pg_advisory_xact_lock(hashtextextended(partition_key, CAST(CAST('ledger.ingest_task' AS regclass) AS bigint)));
+
+-- Lock all keys, in one order whatever the order of the tasks, and then draw a place for each task that has a key.
+CREATE FUNCTION ledger.ingest_draw_turns(partition_keys text[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    turns bigint[];
+BEGIN
+    PERFORM ledger.ingest_key_lock(key) FROM (
+        SELECT DISTINCT key COLLATE "C" AS key FROM unnest(partition_keys) AS given(key) WHERE key IS NOT NULL
+        ORDER BY key) AS sorted;
+    SELECT array_agg(turn ORDER BY place) INTO turns FROM (
+        SELECT place, CASE WHEN key IS NOT NULL THEN nextval('ledger.ingest_task_key_seq') END AS turn
+        FROM unnest(partition_keys) WITH ORDINALITY AS given(key, place) ORDER BY place) AS drawn;
+    RETURN turns;
+END $$;
+
+-- submit: → QUEUED, each with its first transition, and one wake-up per batch of equal type, queue, priority and due
+-- time. A wake-up that is due now is leased to the submitting process (`holder`, `token`) if its queue is one of
+-- `leased_queues`. A task whose id exists, or existed and was pruned, is left alone: `statuses` and `same` say at its
+-- place what was found there, and whether its payload is the same. Both are NULL if every task was new.
+CREATE FUNCTION ledger.ingest_submit_many(
+    ids uuid[], types text[], payloads jsonb[], contexts jsonb[], queues text[], priorities integer[], keys text[],
+    max_attempts integer[], run_ats timestamptz[], delays double precision[], notifies text[], partition_keys text[],
+    turns bigint[], batches integer[], actor text, holder text, token uuid, lease_seconds double precision,
+    leased_queues text[],
+    OUT statuses text[], OUT same boolean[], OUT wakeup_ids bigint[], OUT wakeups jsonb
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    stamp timestamptz;
+    inserted uuid[];
+    keyed uuid[];
+BEGIN
+    IF turns IS NULL AND array_remove(partition_keys, NULL) <> '{}' THEN
+        turns := ledger.ingest_draw_turns(partition_keys);
+    END IF;
+    stamp := ledger.ledger_now();
+    WITH given AS (
+        SELECT given.*, greatest(coalesce(run_at, stamp + make_interval(secs => delay)), stamp) AS due_at
+        FROM unnest(ids, types, payloads, contexts, queues, priorities, keys, max_attempts, run_ats, delays, notifies,
+                    partition_keys, turns) WITH ORDINALITY
+             AS given(id, type, payload, context, queue, priority, key, attempts, run_at, delay, notify, partition_key,
+                      turn, place)),
+    new AS (
+        INSERT INTO ledger.ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
+                                        next_retry_at, last_wakeup_at, notify, created_at, updated_at, partition_key,
+                                        key_seq)
+        SELECT id, type, payload, context, queue, priority, key, attempts, CASE WHEN due_at > stamp THEN due_at END,
+               due_at, notify, stamp, stamp, partition_key, turn
+        FROM given ORDER BY place
+        ON CONFLICT (id) DO NOTHING
+        RETURNING id, idempotency_key)
+    SELECT array_agg(id), array_agg(id) FILTER (WHERE idempotency_key IS NOT NULL) INTO inserted, keyed FROM new;
+    IF keyed IS NOT NULL THEN
+        keyed := ledger.ingest_give_way(keyed);
+        IF keyed <> '{}' THEN
+            inserted := ARRAY(SELECT id FROM unnest(inserted) AS new(id) WHERE id <> ALL(keyed));
+        END IF;
+    END IF;
+    INSERT INTO ledger.ingest_task_transition (task_id, to_status, actor, created_at)
+    SELECT id, 'QUEUED', ingest_submit_many.actor, stamp FROM unnest(inserted) AS new(id);
+    WITH numbered AS (
+        SELECT id, type, queue, priority, batch, CASE WHEN due_at > stamp THEN due_at END AS due_at,
+               coalesce(due_at <= stamp, true) AND queue = ANY(leased_queues) AS leased,
+               row_number() OVER (PARTITION BY queue, type, priority, due_at, batch ORDER BY place) - 1 AS number
+        FROM (
+            SELECT DISTINCT ON (id) id, type, queue, priority, batch, place,
+                   coalesce(run_at, stamp + make_interval(secs => delay)) AS due_at
+            FROM unnest(ids, types, queues, priorities, batches, run_ats, delays) WITH ORDINALITY
+                 AS given(id, type, queue, priority, batch, run_at, delay, place)
+            WHERE id = ANY(inserted) ORDER BY id, place) AS new),
+    woken AS (
+        INSERT INTO ledger.outbox_event (destination, payload, headers, next_retry_at, created_at,
+                                         locked_by, locked_at, lease_token, lease_until)
+        SELECT 'celery:' || queue,
+               jsonb_build_object('type', type, 'ids', jsonb_agg(id ORDER BY number), 'batch', batch),
+               jsonb_build_object('priority', priority), due_at, stamp,
+               CASE WHEN leased THEN holder END, CASE WHEN leased THEN stamp END, CASE WHEN leased THEN token END,
+               CASE WHEN leased THEN stamp + make_interval(secs => lease_seconds) END
+        FROM numbered GROUP BY queue, type, priority, due_at, batch, leased, number / batch
+        RETURNING id, destination, payload, headers, created_at, lease_token)
+    SELECT array_agg(id),
+           jsonb_agg(jsonb_build_array(id, destination, payload, headers, created_at)) FILTER (WHERE lease_token IS NOT NULL)
+    INTO wakeup_ids, wakeups FROM woken;
+    IF coalesce(cardinality(inserted), 0) < cardinality(ids) THEN
+        SELECT array_agg(CASE WHEN is_new THEN NULL ELSE coalesce(task.status, stone.status, '') END ORDER BY place),
+               array_agg(coalesce(task.payload = given.payload,
+                                  stone.payload_sha = ledger.ingest_payload_sha(given.payload)) ORDER BY place)
+        INTO statuses, same
+        FROM (
+            SELECT id, payload, place,
+                   id = ANY(coalesce(inserted, '{}')) AND row_number() OVER (PARTITION BY id ORDER BY place) = 1 AS is_new
+            FROM unnest(ids, payloads) WITH ORDINALITY AS given(id, payload, place)) AS given
+        LEFT JOIN ledger.ingest_task task USING (id) LEFT JOIN ledger.task_tombstone stone USING (id);
+    END IF;
+END $$;
+
+-- What Python refuses (`outbox/canonical.py`) or cannot read. It walks only through payloads that could be wrong.
+CREATE FUNCTION ledger.ingest_payload_fault(payload jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    written text := CAST(payload AS text);
+BEGIN
+    IF length(written) - length(translate(written, '[{', '')) > 64 AND jsonb_path_exists(payload,
+            'strict $.**{64 to last} ? (@.type() == "object" || @.type() == "array")') THEN
+        RETURN 'The payload is nested more than 64 levels deep.';
+    ELSIF length(written) - length(translate(written, ':', '')) > 10000 AND (
+            SELECT count(*) FROM jsonb_path_query(payload, 'strict $.** ? (@.type() == "object").keyvalue()')
+        ) > 10000 THEN
+        RETURN 'The payload has more than 10,000 keys.';
+    ELSIF length(written) > 4300 AND jsonb_path_exists(payload,
+            'strict $.** ? (@.type() == "number" && @.abs() >= 1e4300)') THEN
+        RETURN 'The payload has a number of more than 4,300 digits.';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Submit one task from SQL, so that Django, Go or psql enqueue in their own transaction:
+--     SELECT celeriac.ingest_submit('invoice.import', '{"invoice": 17}', 'invoice 17');
+-- SQLSTATE CL409: the key belongs to a task with another payload. CL400: the type, a key, the time or the payload cannot
+-- be used. CL413: the payload is too large. The database knows no handlers: a task whose type has none waits, and
+-- `manage.py show` says so.
+CREATE FUNCTION ledger.ingest_submit(type text, payload jsonb, key text DEFAULT NULL, queue text DEFAULT 'ingest',
+                                     run_at timestamptz DEFAULT NULL, partition_key text DEFAULT NULL)
+RETURNS uuid LANGUAGE plpgsql AS $$
+DECLARE
+    task uuid := CASE WHEN key IS NULL THEN ledger.ingest_fresh_id() ELSE ledger.ingest_task_id(type, key) END;
+    fault text;
+    found record;
+BEGIN
+    payload := coalesce(payload, 'null');
+    queue := coalesce(queue, 'ingest');
+    fault := ledger.ingest_payload_fault(payload);
+    IF type IS NULL OR type !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400',
+            MESSAGE = 'A type consists of letters, digits and . _ : - and has at most 100 characters.';
+    ELSIF length(key) NOT BETWEEN 1 AND 500 OR key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400',
+            MESSAGE = 'A key is text of 1 to 500 characters without control characters.';
+    ELSIF length(partition_key) NOT BETWEEN 1 AND 500 OR partition_key ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400',
+            MESSAGE = 'A partition key is text of 1 to 500 characters without control characters.';
+    ELSIF octet_length(CAST(payload AS text)) > 1048576 THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL413',
+            MESSAGE = format('The payload has %s bytes; the limit is 1048576.', octet_length(CAST(payload AS text)));
+    ELSIF fault IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400', MESSAGE = fault;
+    ELSIF run_at > '9000-01-01 00:00+00' THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL400', MESSAGE = 'run_at is more than a thousand years away.';
+    END IF;
+    SELECT statuses[1] AS status, same[1] AS same INTO found FROM ledger.ingest_submit_many(
+        ARRAY[task], ARRAY[type], ARRAY[payload], ARRAY[CAST('{}' AS jsonb)], ARRAY[queue], ARRAY[5], ARRAY[key],
+        ARRAY[10], ARRAY[run_at], CAST(ARRAY[NULL] AS double precision[]), CAST(ARRAY[NULL] AS text[]),
+        ARRAY[partition_key], NULL, ARRAY[100], current_user, NULL, NULL, NULL, '{}');
+    IF found.status = '' THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+            MESSAGE = format('The task %s was pruned at this very moment; submit it again.', task);
+    ELSIF NOT found.same THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL409',
+            MESSAGE = format('The key belongs to the task %s, which has another payload.', task);
+    END IF;
+    RETURN task;
+END $$;
