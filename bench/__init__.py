@@ -1,1 +1,1 @@
-"""Measures Celeriac beside its peers and the raw limit, in one run on one machine: ratios, not absolute figures."""
+"""Benchmarks: compare Celeriac with other systems and with bare SQL in one run on one machine, as ratios."""

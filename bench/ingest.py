@@ -1,13 +1,12 @@
-"""Celeriac beside plain Celery, other queues and its own bare statements: the same work, in one run, ratios.
+"""Compare Celeriac with plain Celery, other queues and its own bare SQL: the same work, in one run, as ratios.
 
-Each system gets servers of its own, fresh and durable, two worker processes, and tasks that insert one row each. The
-clock starts when both processes stand at the gate (`peers/effect.py`) and ends when the last row is committed. Then the
-sink must hold every task exactly once, and for ours every task must be SUCCEEDED and no lease be left.
+Each system gets fresh, durable servers, two worker processes, and tasks that insert one row each. The clock starts when
+both processes wait at the gate (`peers/effect.py`) and ends when the last row is committed. Then the table must contain
+every task exactly once; with Celeriac, every task must also be SUCCEEDED and no lease may be left.
 """
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,13 @@ from sqlalchemy import Engine
 
 from bench.peers.effect import SINK
 from bench.peers.our_handlers import MANY
-from bench.peers.programs import PATIENCE_SECONDS, MeasurementFailed, Place, answer, heard, speaking, working
+from bench.peers.programs import PATIENCE_SECONDS, MeasurementFailed, Place, answer, answering, read_answer, working
 from bench.scratch import scratch_servers
+from child_process import ChildProcess
 from models.engine import make_engine
 from models.sql import sql
 
-# So many times the tasks for whoever would be done before the clock is exact.
+# Fast systems get this many times more tasks, so that the measured time is long enough.
 FAST: Final = 3
 FASTEST: Final = 10
 HANDLERS: Final = {"INGEST_HANDLERS": "bench.peers.our_handlers"}
@@ -41,16 +41,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system and how it is run: `programs` of it make two processes; what `width` is, its file says."""
+    """A system and how to run it. `programs` of them make two processes; its module explains `width`."""
 
     name: str
     module: str
     width: int
     programs: int = 1
-    type: str | None = None  # ours: of its tasks
+    type: str | None = None  # Celeriac only: the type of its tasks
     foreign: bool = False
-    keys: int = 0  # ours: partition keys that its tasks are spread over
-    times: int = 1  # the tasks of others
+    keys: int = 0  # Celeriac only: number of partition keys
+    times: int = 1  # factor for the number of tasks
 
 
 PLAIN: Final = (
@@ -89,7 +89,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """From before the call that submits to the first line of the handler, in milliseconds."""
+    """The time from before the call to submit until the first line of the handler, in milliseconds."""
 
     p50_ms: float
     p99_ms: float
@@ -97,7 +97,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Resident memory of the largest worker child, in MiB."""
+    """The resident memory of the largest worker child, in MiB, after the first and the last tasks."""
 
     first_tasks: int
     first_mib: float
@@ -107,7 +107,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was measured."""
+    """All results of one run."""
 
     plain: list[Rate]
     peers: list[Rate]
@@ -127,7 +127,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure, and what it should be: at least, or with `at_most`."""
+    """A figure and its target: a minimum, or with `at_most` a maximum."""
 
     what: str
     reached: float
@@ -140,7 +140,7 @@ class Goal:
 
 
 def goals(found: Found) -> list[Goal]:
-    """The goals of the design. Every system stands with the best of its settings."""
+    """Return the design goals and the figures reached. For every system its best setting counts."""
     plain, task, many = (fastest(rates) for rates in (found.plain, found.task, found.many))
     reached = [Goal("per-task handler : plain Celery", task / plain, 8)]
     if found.peers:
@@ -167,8 +167,8 @@ def fastest(rates: Sequence[Rate]) -> float:
 def measure(
     *, count: int, singles: int, rounds: int, with_peers: bool, memory_tasks: tuple[int, int] | None, say: Say
 ) -> Found:
-    """All of it, `rounds` times one after the other; of each figure the best round counts, for every system alike."""
-    # What is compared runs one after the other: a shared machine is not the same a few minutes later.
+    """Measure everything `rounds` times. For each figure, the best round counts, for every system alike."""
+    # Systems that are compared run directly after each other: the speed of a shared machine changes within minutes.
     systems = (*(PEERS if with_peers else ()), *PLAIN, *OURS_TASK, OURS_KEYED, *OURS_MANY, LIMIT)
     rates: dict[str, list[Rate]] = {system.name: [] for system in systems}
     ones: dict[str, list[float]] = {PLAIN[0].name: [], OURS_TASK[0].name: []}
@@ -205,7 +205,7 @@ def measure(
 
 
 def throughput(system: System, count: int, say: Say) -> Rate:
-    """Submitted beforehand."""
+    """Measure how fast tasks that were submitted before run."""
     say(f"{system.name}: {count:,} tasks …")
     with _servers(system) as (engine, place):
         if system.module == "ours":
@@ -216,22 +216,22 @@ def throughput(system: System, count: int, say: Say) -> Rate:
             began_at = time.monotonic()
             place.open_gate()
             seconds = _await_effects(engine, place, running, count, began_at) - began_at
-        _prove(engine, system, count)
+        _verify(engine, system, count)
     return Rate(system.name, count / seconds)
 
 
 def one_by_one(system: System, count: int, say: Say, *, in_sessions: bool = False) -> float:
-    """Per second: from the first call of four client threads to the last effect."""
+    """Return tasks per second, from the first call of four client threads to the last effect."""
     say(f"{system.name}, one by one{' in sessions' if in_sessions else ''}: {count:,} tasks …")
     call = ("one_by_one", count, int(in_sessions))
-    with _warm(system) as (engine, place, running), speaking(place, system.module, *call) as client:
+    with _warm(system) as (engine, place, running), answering(place, system.module, *call) as client:
         ended_at = _await_effects(engine, place, running, count + 1, time.monotonic())
-        began_at: float = heard(client, system.module)["began_at"]
+        began_at: float = read_answer(client)["began_at"]
     return count / (ended_at - began_at)
 
 
 def latency(system: System, count: int, say: Say) -> Latency:
-    """At light load, one at a time."""
+    """Measure single tasks at light load."""
     say(f"{system.name}, latency: {count:,} single tasks …")
     with _warm(system) as (engine, place, running):
         submitted: list[float] = answer(place, system.module, "singles", count)
@@ -242,13 +242,13 @@ def latency(system: System, count: int, say: Say) -> Latency:
 
 
 def percentiles(waits: Sequence[float]) -> Latency:
-    """Without the first tenth: it opens connections."""
+    """Compute percentiles without the first tenth, which opens connections."""
     times = sorted(waits[len(waits) // 10 :])
     return Latency(times[len(times) // 2], times[int(len(times) * 0.99)])
 
 
 def submitting(system: System, command: tuple[str | int, ...], say: Say) -> float:
-    """Tasks per second into the ledger."""
+    """Return how many tasks per second are submitted."""
     say(f"{system.name}: {command[0]} …")
     with _servers(system) as (_engine, place):
         seconds: float = answer(place, system.module, *command)["seconds"]
@@ -256,7 +256,7 @@ def submitting(system: System, command: tuple[str | int, ...], say: Say) -> floa
 
 
 def memory(first: int, last: int, say: Say) -> Memory:
-    """Of a child that has run `first` tasks, and of the same one after `last`."""
+    """Measure a child after `first` tasks and again after `last` tasks."""
     say(f"memory: {last:,} tasks …")
     with _warm(OURS_TASK[0]) as (engine, place, running):
         grown = []
@@ -270,7 +270,7 @@ def memory(first: int, last: int, say: Say) -> Memory:
 
 @contextmanager
 def _servers(system: System) -> Iterator[tuple[Engine, Place]]:
-    """Fresh ones, with an empty sink, and a folder for the programs."""
+    """Start fresh servers with an empty table of effects, and create a folder for the programs."""
     with scratch_servers() as settings, tempfile.TemporaryDirectory(prefix="celeriac-bench-") as folder:
         engine = make_engine(settings.database_url)
         with engine.begin() as connection:
@@ -282,8 +282,8 @@ def _servers(system: System) -> Iterator[tuple[Engine, Place]]:
 
 
 @contextmanager
-def _warm(system: System) -> Iterator[tuple[Engine, Place, list[subprocess.Popen[bytes]]]]:
-    """Servers and workers that have run a task each, and an empty sink."""
+def _warm(system: System) -> Iterator[tuple[Engine, Place, list[ChildProcess]]]:
+    """Start servers and workers, let each process run one task, and empty the table of effects."""
     with _servers(system) as (engine, place):
         if system.module == "ours":
             answer(place, "ours", "gates")
@@ -306,10 +306,8 @@ def _submit(place: Place, system: System, count: int) -> None:
         answer(place, system.module, "submit", count)
 
 
-def _await_effects(
-    engine: Engine, place: Place, running: Sequence[subprocess.Popen[bytes]], count: int, began_at: float
-) -> float:
-    """When the last row was committed. The nearer the end, the more often it looks: counting costs the measured."""
+def _await_effects(engine: Engine, place: Place, running: Sequence[ChildProcess], count: int, began_at: float) -> float:
+    """Return when the last row was committed. Count more often near the end, since counting slows the system down."""
     found, moved_at = 0, time.monotonic()
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         while True:
@@ -321,18 +319,18 @@ def _await_effects(
             if found > before:
                 moved_at = now
             elif now > moved_at + PATIENCE_SECONDS:
-                raise MeasurementFailed(f"Only {found:,} of {count:,} tasks were done. {place.last_words()}")
+                raise MeasurementFailed(f"Only {found:,} of {count:,} tasks ran. {place.last_output()}")
             time.sleep(pause(found, count, now - began_at))
 
 
 def pause(found: int, count: int, seconds: float) -> float:
-    """Half of the time that is left at this pace, within bounds."""
+    """Return half of the estimated remaining time, within bounds."""
     left = (count - found) * seconds / found if found else 0.1
     return min(0.5, max(0.003, left / 2))
 
 
-def _prove(engine: Engine, system: System, count: int) -> None:
-    """Every task once, and nothing else."""
+def _verify(engine: Engine, system: System, count: int) -> None:
+    """Raise MeasurementFailed unless every task had exactly one effect."""
     with engine.connect() as connection:
         found = tuple(connection.execute(EXACTLY).one())
         if found != (count, count, 0, count - 1):

@@ -1,8 +1,8 @@
-"""The relay beside the textbook's and beside its own bare statements; an event's way to the broker beside `.delay()`.
+"""Compare the relay with the textbook relay and with its own bare SQL, and `outbox.add` with Celery's `.delay()`.
 
 textbook  one row at a time: SELECT … FOR UPDATE, publish, UPDATE, COMMIT
-bare      the relay's own claim and ack statements and the same messages, with nothing of ours around them
-ours      Relay.tick, every guarantee on
+bare      the statements and messages of our relay without the code around them
+ours      Relay.tick with all guarantees
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ STREAM: Final = "bench"
 BATCH: Final = 200
 MESSAGE: Final = 100
 FILL: Final = sql("""
-    INSERT INTO outbox_event (destination, payload, created_at)
+    INSERT INTO ledger.outbox_event (destination, payload, created_at)
     SELECT :destination, jsonb_build_object('type', 't', 'ids', jsonb_build_array(gen_random_uuid()), 'batch', 100),
-           (SELECT ledger_now())
+           (SELECT ledger.ledger_now())
     FROM generate_series(1, :count)
 """)
-Rows = Sequence[Any]  # of (id, destination, payload, …), as the claim returns them
+Rows = Sequence[Any]  # (id, destination, payload, …), as the claim returns them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds until the message can be popped from the broker."""
+    """Milliseconds until the message can be read from the broker."""
 
     p50_ms: float
     p99_ms: float
@@ -68,7 +68,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to publish, without the outbox: one event, and a batch."""
+    """Functions that publish one event or a batch without the outbox."""
 
     destination: str
     one: Callable[[Any], None]
@@ -76,11 +76,12 @@ class Way:
 
 
 def to_celery(settings: Settings, *, count: int) -> Rates:
+    """Measure wake-ups to Celery's broker."""
     app = _app(settings)
     with app.producer_pool.acquire() as producer:
 
         def send(ids: Sequence[str]) -> None:
-            app.send_task("tasks.ingest", (ids,), queue="ingest", producer=producer)
+            app.send_task("tasks.ingest", (ids,), queue=settings.broker_queue("ingest"), producer=producer)
 
         def send_many(rows: Rows) -> None:
             ids = [one for row in rows for one in row[2]["ids"]]
@@ -91,7 +92,7 @@ def to_celery(settings: Settings, *, count: int) -> Rates:
 
 
 def to_redis_stream(settings: Settings, *, count: int) -> Rates:
-    """`settings` must name the stream's destination."""
+    """Measure events to a Redis stream; `settings` must have the stream among the destinations."""
     with redis.Redis.from_url(settings.redis_url) as client:
 
         def send_many(rows: Rows) -> None:
@@ -105,9 +106,9 @@ def to_redis_stream(settings: Settings, *, count: int) -> Rates:
 
 
 def latencies(settings: Settings, *, count: int) -> tuple[Latency, Latency]:
-    """Of `outbox.add`, from its COMMIT, and of plain `.delay()`."""
+    """Return the latency of `outbox.add`, from its COMMIT, and that of `.delay()`."""
     app = _app(settings)
-    delays = _latency(settings, count, lambda: _delay_one(app))
+    delays = _latency(settings, count, lambda: _delay_one(app, settings.broker_queue("ingest")))
     return _latency(settings, count, _add_one), delays
 
 
@@ -120,7 +121,7 @@ def _app(settings: Settings) -> Celery:
 def _rates(settings: Settings, way: Way, count: int) -> Rates:
     engine = make_engine(settings.database_url)
     relay = Relay.of(settings)
-    few = max(200, count // 40)  # the textbook's way is slow
+    few = max(200, count // 40)  # the textbook relay is slow
     rates = Rates(
         _rate(engine, settings, way, few, lambda: _textbook(settings, way, few)),
         _rate(engine, settings, way, count, lambda: _bare(settings, way)),
@@ -132,12 +133,12 @@ def _rates(settings: Settings, way: Way, count: int) -> Rates:
 
 
 def _rate(engine: Engine, settings: Settings, way: Way, count: int, drain: Callable[[], Any]) -> float:
-    """Events per second, from a full outbox and empty servers."""
+    """Return events per second, starting with a full outbox and empty servers."""
     with engine.begin() as connection:
-        connection.execute(sql("TRUNCATE outbox_event, outbox_audit"))
+        connection.execute(sql("TRUNCATE ledger.outbox_event, ledger.outbox_audit"))
         connection.execute(FILL, {"destination": way.destination, "count": count})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(sql("VACUUM ANALYZE outbox_event"))
+        connection.execute(sql("VACUUM ANALYZE ledger.outbox_event"))
     for url in (settings.broker_url, settings.redis_url):
         with redis.Redis.from_url(url) as server:
             server.flushall()
@@ -145,18 +146,22 @@ def _rate(engine: Engine, settings: Settings, way: Way, count: int, drain: Calla
     drain()
     seconds = time.perf_counter() - started_at
     with engine.begin() as connection:
-        sent = connection.execute(sql("SELECT count(*) FROM outbox_event WHERE status = 'SENT'")).scalar_one()
+        sent = connection.execute(sql("SELECT count(*) FROM ledger.outbox_event WHERE status = 'SENT'")).scalar_one()
     assert sent == count, f"{sent} of {count} events were sent"
     return count / seconds
 
 
 def _textbook(settings: Settings, way: Way, count: int) -> None:
+    next_event = sql(
+        "SELECT id, payload FROM ledger.outbox_event WHERE status = 'NEW' ORDER BY id LIMIT 1 FOR UPDATE"
+    ).text
+    mark_sent = sql("UPDATE ledger.outbox_event SET status = 'SENT', sent_at = now() WHERE id = %s").text
     with _raw(settings) as connection, connection.cursor() as cursor:
         for _ in range(count):
-            cursor.execute("SELECT id, payload FROM outbox_event WHERE status = 'NEW' ORDER BY id LIMIT 1 FOR UPDATE")
+            cursor.execute(next_event)
             id_, payload = cursor.fetchone()
             way.one(payload)
-            cursor.execute("UPDATE outbox_event SET status = 'SENT', sent_at = now() WHERE id = %s", (id_,))
+            cursor.execute(mark_sent, (id_,))
             connection.commit()
 
 
@@ -166,7 +171,7 @@ def _bare(settings: Settings, way: Way) -> None:
     with _raw(settings) as connection, connection.cursor() as cursor:
         while True:
             values = {"worker_id": "bare", "limit": BATCH, "lease_seconds": 60, "lease_token": str(uuid.uuid4())}
-            cursor.execute(claim, values | {"only": [way.destination], "without": [], **NO_FLOOR.values})
+            cursor.execute(claim, values | {"only": way.destination, **NO_FLOOR.values})
             rows = cursor.fetchall()
             connection.commit()
             if not rows:
@@ -180,33 +185,34 @@ def _raw(settings: Settings) -> Any:
     return psycopg2.connect(settings.database_url.replace("+psycopg2", ""))
 
 
-def _delay_one(app: Celery) -> float:
-    """Returns when it began: `.delay()` promises when it returns, and the message may be there before."""
+def _delay_one(app: Celery, queue: str) -> float:
+    """Publish one message. Return the time before the call, since the message may arrive before it returns."""
     began_at = time.perf_counter()
-    app.send_task("tasks.ingest", ([str(uuid.uuid4())],), queue="ingest")
+    app.send_task("tasks.ingest", ([str(uuid.uuid4())],), queue=queue)
     return began_at
 
 
 def _add_one() -> float:
-    """Returns when the COMMIT was confirmed."""
+    """Add one event. Return the time when the COMMIT was confirmed."""
     with sessions()() as session:
         outbox.add(session, WAKEUP, {"type": "t", "ids": [str(uuid.uuid4())]})
         session.commit()
         return time.perf_counter()
 
 
-def _latency(settings: Settings, count: int, wakeup: Callable[[], float]) -> Latency:
+def _latency(settings: Settings, count: int, send_one: Callable[[], float]) -> Latency:
     times = []
     with redis.Redis.from_url(settings.broker_url) as broker:
         for _ in range(count + 20):
             broker.flushall()
-            began_at = wakeup()
-            assert broker.blpop(_lists(), timeout=5), "the message did not arrive"
+            began_at = send_one()
+            assert broker.blpop(_lists(settings), timeout=5), "the message did not arrive"
             times.append((time.perf_counter() - began_at) * 1000)
-    times = sorted(times[20:])  # the first ones open connections
+    times = sorted(times[20:])  # the first calls open connections
     return Latency(times[len(times) // 2], times[int(len(times) * 0.99)])
 
 
-def _lists() -> list[str]:
-    """The keys of one queue: one for each priority."""
-    return ["celeriac:ingest", *(f"celeriac:ingest\x06\x16{priority}" for priority in range(1, 10))]
+def _lists(settings: Settings) -> list[str]:
+    """Return the keys of the queue in Redis, one for each priority."""
+    key = f"{settings.ledger_schema}:{settings.broker_queue('ingest')}"
+    return [key, *(f"{key}\x06\x16{priority}" for priority in range(1, 10))]

@@ -1,4 +1,4 @@
-"""What the outbox costs when it is old: a long history, and a transaction elsewhere that stops every vacuum."""
+"""Measure the outbox with a long history, and while an open transaction prevents every vacuum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PER_SECOND: Final = 1000
 STEPS_PER_SECOND: Final = 10
 SENT: Final = sql("""
     INSERT INTO ledger.outbox_event (destination, payload, status, sent_at)
-    SELECT :destination, '{"type": "t", "ids": ["x"]}', 'SENT', (SELECT ledger.ledger_now()) FROM generate_series(1, :count)
+    SELECT :destination, '{"type": "t", "ids": ["x"]}', 'SENT', (SELECT ledger.ledger_now())
+    FROM generate_series(1, :count)
 """)
 SCHEDULED: Final = sql("""
     INSERT INTO ledger.outbox_event (destination, payload, next_retry_at)
@@ -32,7 +33,7 @@ SCHEDULED: Final = sql("""
 
 @dataclass(frozen=True, slots=True)
 class ClaimCost:
-    """The median time of one claim of a batch, in milliseconds."""
+    """The median time to claim one batch, in milliseconds."""
 
     without_history_ms: float
     with_history_ms: float
@@ -44,13 +45,13 @@ class ClaimCost:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Drain rates, in events per second, and claim times, in milliseconds, under a held transaction."""
+    """Events per second and claim times, in milliseconds, at the start and the end of a long transaction."""
 
     first_rate: float
     last_rate: float
     first_claim_ms: float
     last_claim_ms: float
-    passed: int  # events that went in and out in between
+    passed: int  # events that were added and published in between
 
     @property
     def ratio(self) -> float:
@@ -58,7 +59,7 @@ class Held:
 
 
 def claim_cost(settings: Settings, *, history: int) -> ClaimCost:
-    """`history` SENT and as many scheduled events, and a tenth of that due."""
+    """Measure claims with and without `history` SENT and as many scheduled events; a tenth of that is due."""
     engine = make_engine(settings.database_url)
     due = history // 10
     _fill(engine, due=due, history=0)
@@ -71,11 +72,11 @@ def claim_cost(settings: Settings, *, history: int) -> ClaimCost:
 
 
 def held_transaction(settings: Settings, *, seconds: int) -> Held:
-    """1,000 events a second go in and out while a transaction elsewhere keeps every dead row from being vacuumed."""
+    """Publish 1,000 events a second while an open transaction prevents that dead rows are vacuumed."""
     engine = make_engine(settings.database_url)
     _fill(engine, due=0, history=0)
     relay = Relay.of(settings)
-    _drain(engine, relay)  # connections are open, plans are known
+    _drain(engine, relay)  # opens connections and plans statements
     with engine.connect() as holder:
         holder.execute(sql("SELECT pg_current_xact_id()"))
         first_claim, first = _one_claim_ms(engine, settings), _drain(engine, relay)
@@ -88,32 +89,32 @@ def held_transaction(settings: Settings, *, seconds: int) -> Held:
 
 def _fill(engine: Engine, *, due: int, history: int) -> None:
     with engine.begin() as connection:
-        connection.execute(sql("TRUNCATE ledger.outbox_event, outbox_audit"))
+        connection.execute(sql("TRUNCATE ledger.outbox_event, ledger.outbox_audit"))
         connection.execute(SENT, {"destination": WAKEUP, "count": history})
         connection.execute(SCHEDULED, {"destination": WAKEUP, "count": history})
         connection.execute(FILL, {"destination": WAKEUP, "count": due})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(sql("VACUUM ANALYZE outbox_event"))
+        connection.execute(sql("VACUUM ANALYZE ledger.outbox_event"))
 
 
 def _claim_ms(engine: Engine, settings: Settings) -> float:
-    """The claims follow each other as a drain's do."""
+    """Return the median time of consecutive claims, as in a drain."""
     times, floor = [], NO_FLOOR
     with engine.connect() as connection:
         for _ in range(CLAIMS):
             started_at = time.perf_counter()
-            events = claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[WAKEUP], after=floor)
+            events = claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=WAKEUP, after=floor)
             times.append((time.perf_counter() - started_at) * 1000)
-            assert len(events) == settings.outbox_publish_batch_size, "there was less to claim than a batch"
+            assert len(events) == settings.outbox_publish_batch_size, "there were fewer events than a batch"
             floor = floor.above(events)
     return sorted(times)[len(times) // 2]
 
 
 def _one_claim_ms(engine: Engine, settings: Settings) -> float:
-    """From the very start of the index, where the dead entries lie."""
+    """Return the time of a claim from the start of the index, where the dead entries are."""
     with engine.connect() as connection:
         started_at = time.perf_counter()
-        claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=[WAKEUP])
+        claim_outbox(connection, "bench", settings.outbox_publish_batch_size, only=WAKEUP)
         return (time.perf_counter() - started_at) * 1000
 
 

@@ -1,4 +1,4 @@
-"""Servers for one measurement: durable like the real ones, and gone afterwards."""
+"""Temporary servers for one measurement, with the durable configuration of the embedded stack."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import settings
-from embedded.temporary_servers import environment, scratch
+from embedded.temporary_servers import environment, temporary_servers
 
 
 @contextmanager
 def scratch_servers(*, stream: str | None = None) -> Iterator[settings.Settings]:
-    """This process talks to servers of its own until the end of the block. `stream` becomes a destination."""
-    with scratch() as servers:
+    """Point this process at temporary servers until the end of the block. `stream` becomes an outbox destination."""
+    with temporary_servers() as servers:
         variables = servers.variables
         if stream:
             address = servers.addresses["REDIS_URL"].replace("redis://", "redis-stream://", 1)

@@ -1,1 +1,1 @@
-"""Breaking it on purpose, on servers of its own, and counting what is left."""
+"""Break the system on purpose, on servers of its own, and count the effects."""

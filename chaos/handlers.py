@@ -1,4 +1,4 @@
-"""What the tasks of a run do: one row each, in a table without a unique key, where what happens twice shows."""
+"""The handler of the demo: inserts one row per task into a table without a unique key, so that duplicates show."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sqlalchemy.orm import Session
 
 from tasks import Task, handler
 
-CREATE: Final[TextClause] = text("CREATE TABLE chaos_effect (task_id uuid NOT NULL)")
-INSERT: Final[TextClause] = text("INSERT INTO chaos_effect (task_id) VALUES (:task_id)")
+CREATE: Final[TextClause] = text("CREATE TABLE public.chaos_effect (task_id uuid NOT NULL)")
+INSERT: Final[TextClause] = text("INSERT INTO public.chaos_effect (task_id) VALUES (:task_id)")
 
 
 @handler("chaos.effect", batch=10)
 def effect(task: Task, db: Session) -> None:
-    """Takes a while, so that there is time to be killed in."""
+    """Insert a row, then sleep, so that the worker can be killed in the middle."""
     db.execute(INSERT, {"task_id": task.id})
     time.sleep(float(task.payload.get("seconds", 0)))
     if task.payload.get("ends_its_process"):

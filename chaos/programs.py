@@ -1,93 +1,60 @@
-"""Real programs for a run: `celery -A tasks worker` and beat, each in a session of its own, ended by pid."""
+"""Real Celery programs for the demo and for tests: `celery -A tasks worker` and `celery -A tasks beat`."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from embedded.part import READY_FILE
+from child_process import ChildProcess, await_ready, end_all
 from models.errors import CeleriacError
 from settings import ROOT
 
 
-class NotReady(CeleriacError):
-    """A program did not become ready in time."""
+class NotInTime(CeleriacError):
+    """An expected event did not happen in time.
 
-    code = "not_ready"
+    The demo waits for workers to make progress, and gives up after a minute.
+    """
 
-
-class Program:
-    """`celery -A tasks …` with the environment of this process."""
-
-    def __init__(self, folder: Path, name: str, *arguments: str, **variables: str) -> None:
-        self.name = name
-        self.ready_file = folder / f"{name}.ready"
-        self.log = folder / f"{name}.log"
-        command = [str(Path(sys.executable).with_name("celery")), "-A", "tasks", *arguments]
-        environment = {**os.environ, **variables, READY_FILE: str(self.ready_file), "REMAP_SIGTERM": "SIGQUIT"}
-        with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def await_ready(self, seconds: float = 30) -> None:
-        try:
-            wait_until(lambda: self.ready_file.exists() or self.popen.poll() is not None, self.name, seconds=seconds)
-        except NotReady:
-            raise NotReady(f"{self.name} was not ready after {seconds:g} s: {self._last_words()}") from None
-        if not self.ready_file.exists():
-            raise NotReady(f"{self.name} has ended: {self._last_words()}")
-
-    def _last_words(self) -> str:
-        return (self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-
-    def kill(self) -> None:
-        """With everything that it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-
-    def end(self) -> None:
-        self.popen.terminate()
-        try:
-            self.popen.wait(15)
-        except subprocess.TimeoutExpired:
-            self.kill()
+    code = "not_in_time"
+    remedy = "Run it again while the machine is less busy."
 
 
-def worker(folder: Path, name: str, **variables: str) -> Program:
-    return Program(
-        folder, name, "worker", "-c", "2", "-n", f"{name}@%h", "--without-gossip", "--without-mingle", **variables
+def start_celery(folder: Path, name: str, *arguments: str, **variables: str) -> ChildProcess:
+    """Start `celery -A tasks …` with the environment of this process; its log and ready file are in `folder`."""
+    return ChildProcess(
+        name,
+        [str(Path(sys.executable).with_name("celery")), "-A", "tasks", *arguments],
+        log=folder / f"{name}.log",
+        ready_file=folder / f"{name}.ready",
+        environment={**os.environ, **variables, "REMAP_SIGTERM": "SIGQUIT"},
+        cwd=ROOT,
     )
 
 
+def start_worker(folder: Path, name: str, **variables: str) -> ChildProcess:
+    options = ("-c", "2", "-n", f"{name}@%h", "--without-gossip", "--without-mingle")
+    return start_celery(folder, name, "worker", *options, **variables)
+
+
 @contextmanager
-def running(*programs: Program) -> Iterator[None]:
-    """From the moment that all are ready; all of them are ended with the block."""
+def running(*programs: ChildProcess) -> Iterator[None]:
+    """Wait until all programs are ready, run the block, then end them all."""
     try:
-        for program in programs:
-            program.await_ready()
+        await_ready(programs, 30)
         yield
     finally:
-        for program in programs:
-            program.end()
+        end_all(programs)
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float) -> None:
+    """Raise NotInTime if the condition does not become true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise NotReady(f"After {seconds:g} s this was not so: {what}.")
+            raise NotInTime(f"Not within {seconds:g} s: {what}.")
         time.sleep(0.05)

@@ -1,1 +1,1 @@
-"""Real servers and the parts of Celeriac, started on a bare machine; the default when nothing is configured."""
+"""The embedded stack: real servers and the programs of Celeriac on one machine. Used when no server is configured."""

@@ -1,24 +1,23 @@
-"""The life of a stack from outside: start a supervisor in the background, stop it, look at its parts."""
+"""Control a stack from outside: start its supervisor in the background, stop it, show its state and addresses."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
-from embedded.errors import StartFailed
+from child_process import ChildProcess, OwnProcess, StartFailed
 from embedded.home import Home
-from embedded.process import Process
-from embedded.roles import RANKS, ROLES, SUPERVISOR
-from embedded.stop_parts import PATIENCE_SECONDS, stop_parts
+from embedded.roles import ROLES, STOP_ORDER, SUPERVISOR
+from embedded.shutdown import PATIENCE_SECONDS, stop_programs
 from models.errors import Unreachable
 from settings import ROOT, SERVER_VARIABLES, Settings
 
-# a part that hangs costs its rank the whole patience
-DOWN_PATIENCE_SECONDS: Final = (PATIENCE_SECONDS + 5) * len(RANKS)
+# Each step of the shutdown may need its whole patience.
+DOWN_PATIENCE_SECONDS: Final = (PATIENCE_SECONDS + 5) * len(STOP_ORDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,55 +31,52 @@ class Status:
 
 
 def start_detached(settings: Settings, *, verbose: bool) -> bool:
-    """Start a supervisor in a session of its own and return when everything is ready. False if a stack runs already."""
+    """Start a supervisor in the background and return when all is ready. Return False if a stack runs already."""
     home = Home(settings.home)
     home.create()
     if not lock_or_find_ready(home):
         return False
-    home.ready_file(SUPERVISOR).unlink(missing_ok=True)  # of a supervisor that was killed
+    ready_file = home.ready_file(SUPERVISOR)
+    ready_file.unlink(missing_ok=True)  # left by a supervisor that was killed
     home.unlock()
-    log = home.log_file(SUPERVISOR)
-    said_before = log.stat().st_size if log.exists() else 0
-    command = [sys.executable, str(ROOT / "manage.py"), "up", "--supervise", *(["-v"] if verbose else [])]
-    with log.open("ab") as output:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=ROOT
-        )
+    supervisor = ChildProcess(
+        SUPERVISOR,
+        [sys.executable, str(ROOT / "manage.py"), "up", "--supervise", *(["-v"] if verbose else [])],
+        log=home.log_file(SUPERVISOR),
+        cwd=ROOT,
+    )
     try:
-        while not home.ready_file(SUPERVISOR).exists():
-            if (code := child.poll()) is not None:
-                with log.open("rb") as output:
-                    output.seek(said_before)
-                    reason = output.read().decode(errors="replace").strip().removeprefix("manage.py: ")
+        while not ready_file.exists():
+            if (code := supervisor.exit_code()) is not None:
                 if code == 0:
-                    return False  # another `up` was quicker
+                    return False  # another `up` was faster
                 kind = Unreachable if code == Unreachable.exit_code else StartFailed
-                raise kind(reason or f"The supervisor ended with code {code} and said nothing.")
+                reason = supervisor.output().removeprefix("manage.py: ")
+                raise kind(reason or f"The supervisor ended with code {code} and wrote no reason to its log.")
             time.sleep(0.05)
     except KeyboardInterrupt:
-        child.send_signal(signal.SIGTERM)
-        child.wait()
+        supervisor.end(2 * DOWN_PATIENCE_SECONDS)
         raise
     return True
 
 
 def stop(settings: Settings) -> list[str]:
-    """Stop the stack of this home, also one whose supervisor was killed. Returns the roles that ran."""
+    """Stop the stack of this home, even if its supervisor was killed. Return the roles that were running."""
     home = Home(settings.home)
     if not home.path.exists():
         return []
     ran = [line.role for line in status(settings) if line.pid]
     deadline = time.monotonic() + 2 * DOWN_PATIENCE_SECONDS
-    while not home.lock():  # only its holder may touch pid files: no supervisor can begin beneath us
+    while not home.lock():  # with the lock, no new supervisor can start while we remove pid files
         if time.monotonic() > deadline:
-            raise StartFailed(f"Somebody holds {home.path / 'lock'} and does not end.")
-        supervisor = Process.read(home.pid_file(SUPERVISOR))
+            raise StartFailed(f"Another process holds {home.path / 'lock'} and does not end: stop it, then try again.")
+        supervisor = OwnProcess.read(home.pid_file(SUPERVISOR))
         if supervisor and supervisor.is_alive():
-            supervisor.ask_to_end(signal.SIGTERM)
-            supervisor.ask_to_end(signal.SIGCONT)  # it may have been stopped with Ctrl-Z
+            supervisor.send_signal(signal.SIGTERM)
+            supervisor.send_signal(signal.SIGCONT)  # it may have been suspended with Ctrl-Z
             supervisor.wait_or_kill(DOWN_PATIENCE_SECONDS)
     try:
-        stop_parts(home)
+        stop_programs(home)
         home.pid_file(SUPERVISOR).unlink(missing_ok=True)
         home.ready_file(SUPERVISOR).unlink(missing_ok=True)
     finally:
@@ -89,7 +85,7 @@ def stop(settings: Settings) -> list[str]:
 
 
 def lock_or_find_ready(home: Home) -> bool:
-    """Take the lock; while another `up` starts or a `down` stops, wait for what becomes of it. False: a stack runs."""
+    """Take the lock and return True, or return False if a stack is ready. Wait while another `up` or `down` works."""
     while not home.lock():
         if home.ready_file(SUPERVISOR).exists():
             return False
@@ -98,11 +94,11 @@ def lock_or_find_ready(home: Home) -> bool:
 
 
 def status(settings: Settings) -> list[Status]:
-    """Every part that was started, and whether it runs now."""
+    """Return every program that was started, and whether it runs now."""
     home = Home(settings.home)
     lines = []
     for role in (SUPERVISOR, *ROLES):
-        process = Process.read(home.pid_file(role))
+        process = OwnProcess.read(home.pid_file(role))
         if process is None:
             continue
         alive = process.is_alive()
@@ -112,8 +108,21 @@ def status(settings: Settings) -> list[Status]:
 
 
 def exports(settings: Settings) -> dict[str, str]:
-    """The addresses of the running stack, and what was given from outside."""
+    """Return the addresses of the stack, or of the configured servers, and libpq's variables for `psql`."""
     found = {variable: settings.server_url(variable) for variable in SERVER_VARIABLES}
+    found["DATABASE_URL"] = settings.database_url  # with the driver, as SQLAlchemy's create_engine needs it
     if api_url := settings.stack.get("API_URL"):
         found["API_URL"] = api_url
-    return found
+    return found | _libpq_variables(settings.database_url)
+
+
+def _libpq_variables(url: str) -> dict[str, str]:
+    address = urlsplit(url)
+    values = {
+        "PGHOST": address.hostname,
+        "PGPORT": str(address.port or ""),
+        "PGUSER": address.username,
+        "PGPASSWORD": address.password,
+        "PGDATABASE": address.path.removeprefix("/"),
+    }
+    return {name: unquote(value) for name, value in values.items() if value}

@@ -1,17 +1,15 @@
-"""Why a stack did not start."""
+"""Errors of the embedded stack that do not belong to one program."""
 
 from __future__ import annotations
 
 from models.errors import CeleriacError
 
 
-class StartFailed(CeleriacError):
-    """A part of the stack did not start; everything was stopped again."""
-
-    code = "start_failed"
-
-
 class Interrupted(CeleriacError):
-    """Stopped before everything was ready."""
+    """The start was interrupted; everything was stopped again.
+
+    Ctrl-C or SIGTERM arrived before all programs of the stack were ready.
+    """
 
     code = "interrupted"
+    remedy = "Run `manage.py up` again."

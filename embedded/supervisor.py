@@ -1,8 +1,9 @@
-"""Starts the parts of a stack in order, keeps them running, stops them in the opposite order.
+"""The supervisor of a stack: starts its programs in order, restarts those that end, stops them in the opposite order.
 
-The supervisor of a home is whoever holds its lock. It alone starts parts and writes pid files; everybody stops by pid
-file, so that `down`, and a later `up` after the supervisor was killed, do the same as the supervisor itself. A part
-that ends is started again after a wait that doubles; a part that never becomes ready stops the whole start.
+The process that holds the lock of a home is its supervisor. Only the supervisor starts programs and writes pid files.
+Stopping goes by pid file, so that the supervisor, `down`, and an `up` after a killed supervisor all stop the same way.
+A program that ends is restarted after a pause that doubles each time. A program that does not become ready makes the
+whole start fail.
 """
 
 from __future__ import annotations
@@ -11,101 +12,91 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from embedded.errors import Interrupted, StartFailed
+from child_process import ChildProcess, StartFailed, await_ready, kill_descendants
+from embedded.errors import Interrupted
 from embedded.home import Home
-from embedded.part import Part, Running, end_remains
+from embedded.program import Program
+from embedded.shutdown import stop_programs
 from embedded.signals import Signals
 from embedded.stack import Stack
-from embedded.stop_parts import stop_parts
 
 START_PATIENCE_SECONDS: Final = 60.0
-LONGEST_WAIT_SECONDS: Final = 30.0
-STEADY_SECONDS: Final = 60.0
+LONGEST_PAUSE_SECONDS: Final = 30.0
+STEADY_SECONDS: Final = 60.0  # after this time a program counts as stable, and is restarted after a short pause
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class Supervisor:
-    """Runs one stack. Call `start`, then `watch` until a signal comes; `stop` is safe at any point."""
+    """Runs one stack: call `start`, then `watch` until a signal comes, then `stop`, which is safe at any time."""
 
-    def __init__(self, home: Home, stack: Stack, tell: Tell, signals: Signals) -> None:
+    def __init__(self, home: Home, stack: Stack, report: Report, signals: Signals) -> None:
         self.home = home
         self.stack = stack
-        self.tell = tell
-        self.running: dict[str, Running] = {}
+        self.report = report
         self.signals = signals
+        self.running: dict[str, ChildProcess] = {}
+        self._programs = {program.role: program for program in (*stack.servers, *stack.programs)}
         self._restart_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
-        self._waits: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
 
     def start(self, migrate: Callable[[], None]) -> None:
-        for part in self.stack.servers:
-            self._launch(part)
-        self._await_ready(self.stack.servers)
-        for part in self.stack.servers:
-            part.finish()
+        """Start the servers, migrate the ledger, start the rest. Raise StartFailed or Interrupted."""
+        self._start(self.stack.servers)
+        for program in self.stack.servers:
+            program.finish()
         self.home.write_stack(self.stack.addresses)
         migrate()
-        for part in self.stack.parts:
-            self._launch(part)
-        self._await_ready(self.stack.parts)
+        self._start(self.stack.programs)
 
     def watch(self) -> None:
-        """Until a signal comes: start again what ended."""
+        """Restart programs that end, until a signal comes."""
         while not self.signals.count:
-            self._start_again_what_ended(time.monotonic())
+            self.restart_ended(time.monotonic())
             time.sleep(0.1)
 
     def stop(self) -> None:
-        stop_parts(self.home, hurry=lambda: self.signals.count > 1)
-        for running in self.running.values():
-            if running.exit_code() is None:  # its pid file was lost
-                running.process.kill()
-                running.popen.wait()
+        stop_programs(self.home, is_urgent=lambda: self.signals.count > 1)
+        for child in self.running.values():
+            if child.exit_code() is None:  # its pid file was lost
+                child.kill()
 
-    def _launch(self, part: Part) -> None:
-        if self.signals.count:
-            raise Interrupted
-        try:
-            self.running[part.role] = Running(self.home, part)
-        except OSError as error:
-            raise StartFailed(f"{part.role} could not be started: {error.strerror or error}.") from None
-        self._started_at[part.role] = time.monotonic()
-
-    def _await_ready(self, parts: list[Part]) -> None:
-        waiting = {part.role: self.running[part.role] for part in parts}
-        deadline = time.monotonic() + START_PATIENCE_SECONDS
-        while waiting:
-            for role, running in list(waiting.items()):
-                if self.signals.count:
-                    raise Interrupted
-                if running.exit_code() is not None:
-                    raise StartFailed(f"{role} ended with code {running.exit_code()}:\n{running.last_words()}")
-                if running.is_ready():
-                    del waiting[role]
-                elif time.monotonic() > deadline:
-                    raise StartFailed(
-                        f"{role} was not ready after {START_PATIENCE_SECONDS:.0f} s:\n{running.last_words()}"
-                    )
-            time.sleep(0.05)
-
-    def _start_again_what_ended(self, now: float) -> None:
-        for role, running in list(self.running.items()):
-            code = running.exit_code()
+    def restart_ended(self, now: float) -> None:
+        for role, child in list(self.running.items()):
+            code = child.exit_code()
             if code is None:
                 continue
             if role not in self._restart_at:
-                steady = now - self._started_at[role] > STEADY_SECONDS
-                wait = 1.0 if steady else min(self._waits.get(role, 0.5) * 2, LONGEST_WAIT_SECONDS)
-                self._waits[role] = wait
-                self._restart_at[role] = now + wait
-                self.tell(f"{role} ended with code {code}; starting it again in {wait:.0f} s")
-                end_remains(self.home, role)
+                is_steady = now - self._started_at[role] > STEADY_SECONDS
+                pause = 1.0 if is_steady else min(self._pauses.get(role, 0.5) * 2, LONGEST_PAUSE_SECONDS)
+                self._pauses[role] = pause
+                self._restart_at[role] = now + pause
+                self.report(f"{role} ended with code {code}; restarting it in {pause:.0f} s")
+                kill_descendants(self.home.ready_file(role))
             elif now >= self._restart_at[role]:
                 del self._restart_at[role]
                 try:
-                    self._launch(running.part)
-                except StartFailed as error:  # a full disk, say: one part waits, the others go on
-                    self.tell(error.message)
+                    self._launch(self._programs[role])
+                except StartFailed as error:  # for example, the disk is full: try again later, keep the others running
+                    self.report(error.message)
                     continue
-                self.tell(f"{role} started again, pid {self.running[role].process.pid}")
+                self.report(f"{role} restarted, pid {self.running[role].pid}")
+
+    def _start(self, programs: list[Program]) -> None:
+        for program in programs:
+            self._raise_if_interrupted()
+            self._launch(program)
+        children = [self.running[program.role] for program in programs]
+        await_ready(children, START_PATIENCE_SECONDS, check=self._raise_if_interrupted)
+
+    def _launch(self, program: Program) -> None:
+        try:
+            self.running[program.role] = program.start(self.home)
+        except OSError as error:
+            raise StartFailed(f"{program.role} could not be started: {error.strerror or error}.") from None
+        self._started_at[program.role] = time.monotonic()
+
+    def _raise_if_interrupted(self) -> None:
+        if self.signals.count:
+            raise Interrupted

@@ -1,9 +1,8 @@
-"""A whole stack in the hands of a user's tests: real servers, and this process, or a real one, as the worker."""
+"""The stack for users' tests: real servers, with the test process or a real worker process as the worker."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +15,14 @@ from kombu import Connection as Broker
 from sqlalchemy import Engine, create_engine, text
 
 import settings
-from embedded.part import Part, Running, end_remains
-from embedded.temporary_servers import Scratch, wait_until_ready
+from child_process import ChildProcess
+from embedded.program import Program
+from embedded.temporary_servers import TemporaryServers
 from models.engine import engine
 from models.errors import Misuse
 from models.sql import sql
 from models.tables import Base
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from settings import ROOT
 from tasks.execution.deliver import ingest
 from tasks.testing.clock import MOVE
@@ -30,28 +30,28 @@ from tasks.ticks import relay_of_this_process
 
 MOST_MESSAGES: Final = 100_000
 PATIENCE_SECONDS: Final = 10.0
-# What a test that failed half-way has left open would hold up whoever empties the tables.
+# A test that failed may have left a transaction open, whose locks would block the TRUNCATE.
 END_LEFT_TRANSACTIONS: Final = text("""
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'
 """)
 
 
-class StackOfTests:
-    """PostgreSQL, the broker and the receipt Redis of a test run. Your own tables are yours to make and to empty."""
+class StackForTests:
+    """PostgreSQL, the broker and the receipt Redis of a test run. Create and empty your own tables yourself."""
 
-    def __init__(self, servers: Scratch) -> None:
+    def __init__(self, servers: TemporaryServers) -> None:
         self.servers = servers
         self.superuser = create_engine(servers.superuser_url)
 
     @property
     def engine(self) -> Engine:
-        """The shared engine of this process: what your code gets from `models.engine.engine()`."""
+        """Return the engine of this process, the same that `models.engine.engine()` returns."""
         return engine()
 
     def empty(self) -> None:
-        """No task, no event, no message, and the clock as it was."""
-        submitter().flush(PATIENCE_SECONDS)  # whoever still publishes needs the tables in another order
+        """Delete all tasks, events and messages, and reset the clock."""
+        after_commit_publisher().wait_until_idle(PATIENCE_SECONDS)  # it locks the tables in another order
         with self.superuser.begin() as connection:
             connection.execute(END_LEFT_TRANSACTIONS)
             connection.execute(sql(f"TRUNCATE {', '.join(Base.metadata.tables)} RESTART IDENTITY"))
@@ -60,52 +60,48 @@ class StackOfTests:
                 client.flushall()
 
     def travel(self, by: timedelta | None = None, **how_far: Any) -> None:
-        """Move the ledger's clock on, for every process, until the next test."""
+        """Move the ledger's clock forward, for all processes, until the next test."""
         with self.superuser.begin() as connection:
             connection.execute(MOVE, {"by": by if by is not None else timedelta(**how_far)})
 
     def run_all(self) -> int:
-        """Publish what is due, take the messages from the broker and work them off here, until nothing is left.
+        """Publish everything that is due and run the tasks in this process until nothing is left.
 
-        Returns how many messages there were. What is due later stays: `travel` first.
+        Return the number of messages. To run tasks that are due later, call `travel` first.
         """
         messages = 0
         with Broker(self._settings.broker_url, transport_options=_options()) as broker:
             while True:
-                submitter().flush(PATIENCE_SECONDS)
+                after_commit_publisher().wait_until_idle(PATIENCE_SECONDS)
                 published = relay_of_this_process().tick().sent
-                worked = sum(self._work_off(broker, queue) for queue in self._settings.ingest_queues)
+                worked = sum(self._consume(broker, queue) for queue in self._settings.ingest_queues)
                 messages += worked
                 if not published and not worked:
                     return messages
                 if messages > MOST_MESSAGES:
-                    raise Misuse(f"After {MOST_MESSAGES:,} messages there are more: tasks submit each other for ever.")
+                    raise Misuse(f"More than {MOST_MESSAGES:,} messages: the tasks submit each other without end.")
 
     @contextmanager
-    def worker(self) -> Iterator[Running]:
-        """A real worker process for a while. It takes seconds to start: `run_all` does for most tests."""
+    def worker(self) -> Iterator[ChildProcess]:
+        """Run a real worker process until the end of the block. Most tests can use `run_all`, which is faster."""
         path = os.pathsep.join(filter(None, [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
         quiet = ["--without-gossip", "--without-mingle", "-l", "WARNING"]
         command = [sys.executable, "-m", "celery", "-q", "-A", "tasks", "worker", "-n", "tests@%h", "-c", "1", *quiet]
         environment = {"PYTHONPATH": path, "REMAP_SIGTERM": "SIGQUIT", "PYTHONUNBUFFERED": "1"}
-        home = self.servers.home
-        running = Running(home, Part("worker", command, environment))
+        child = Program("worker", command, environment).start(self.servers.home)
         try:
-            wait_until_ready([running])
-            yield running
+            child.await_ready()
+            yield child
         finally:
-            running.process.ask_to_end(signal.SIGTERM)
-            running.process.wait_or_kill(PATIENCE_SECONDS)
-            end_remains(home, "worker")
-            home.pid_file("worker").unlink(missing_ok=True)
-            running.popen.wait(5)
+            child.end(PATIENCE_SECONDS)
+            self.servers.home.pid_file("worker").unlink(missing_ok=True)
 
     @property
     def _settings(self) -> settings.Settings:
         return settings.current()
 
-    def _work_off(self, broker: Broker, queue: str) -> int:
-        """Acknowledged when it is settled, as a worker does."""
+    def _consume(self, broker: Broker, queue: str) -> int:
+        """Run the messages of a queue; acknowledge each after its tasks are settled, as a worker does."""
         count = 0
         simple = broker.SimpleQueue(queue)
         try:
@@ -123,6 +119,6 @@ class StackOfTests:
 
 
 def _options() -> dict[str, Any]:
-    import celeryconfig  # noqa: PLC0415 - it reads the address of the broker when it is imported
+    import celeryconfig  # noqa: PLC0415 - reads the address of the broker when it is imported
 
     return dict(celeryconfig.broker_transport_options)

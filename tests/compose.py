@@ -1,10 +1,9 @@
-"""docker-compose.yml as its tests see it, and how they run what it names."""
+"""docker-compose.yml for its tests, and how they run its commands."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import yaml
 
+from child_process import ChildProcess
 from settings import ROOT
 
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -23,30 +23,20 @@ BIN: Final = Path(sys.executable).parent
 
 
 def is_pinned(image: str) -> bool:
-    """A tag with a whole version: `18` and `3.12-slim` move."""
+    """Return whether the tag is a full version; `18` and `3.12-slim` change over time."""
     name, _, tag = image.partition(":")
     return re.match(r"\d+\.\d+\.\d+\b" if name != "postgres" else r"\d+\.\d+\b", tag) is not None
 
 
 @contextmanager
 def running(command: list[str], environment: Mapping[str, str] | None = None) -> Iterator[int]:
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | dict(environment or {}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    """Run a command until the end of the block. Yield its pid."""
+    variables = os.environ | dict(environment or {})
+    process = ChildProcess(command[0], command, log=Path(os.devnull), environment=variables, cwd=ROOT)
     try:
         yield process.pid
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.end(20)
 
 
 def run(command: list[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

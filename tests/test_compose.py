@@ -1,6 +1,6 @@
-"""docker-compose.yml and .env.example, read, and by Compose itself where it is installed.
+"""Check docker-compose.yml and .env.example, with Compose itself where it is installed.
 
-`test_compose_runs.py` runs what the file names; `test_image.py` reads what the image is made from.
+`test_compose_runs.py` runs the commands of the file; `test_image.py` checks the Dockerfile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import flower.options  # type: ignore[import-untyped]  # noqa: F401 - defines them
+import flower.options  # type: ignore[import-untyped]  # noqa: F401 - defines the options of Flower
 import pytest
 import tornado.options
 import typer
@@ -21,25 +21,21 @@ import yaml
 
 import commands
 import settings
+from embedded.postgres import CONFIGURATION
+from embedded.roles import ROLES, SERVER_ROLES
 from settings import ROOT, Settings
 from tests.compose import BIN, COMPOSE, OURS, SERVICES, is_pinned, run
 from tests.servers import ServersOfTests
 
-ONE_SHOT: Final = {"migrate"}
-LONG_RUNNING: Final = sorted(set(SERVICES) - ONE_SHOT)
 EXAMPLE: Final = (ROOT / ".env.example").read_text()
 REQUIRED: Final = re.findall(r"^(\w+)=$", EXAMPLE, re.MULTILINE)
 OPTIONAL: Final = re.findall(r"^#(\w+)=\S", EXAMPLE, re.MULTILINE)
-OF_OTHERS: Final = {"FLOWER_ADDRESS", "FLOWER_BASIC_AUTH"}
+OF_OTHERS: Final = {"FLOWER_ADDRESS", "FLOWER_BASIC_AUTH", "REMAP_SIGTERM"}
 
 
-# the file as a whole
-
-
-def test_every_part_of_the_system_has_a_service() -> None:
-    servers = {"postgres", "redis-broker", "redis-receipts"}
-    assert set(SERVICES) == servers | {"migrate", "worker", "system", "beat", "api", "flower"}
-    assert set(OURS) == set(SERVICES) - servers
+def test_every_program_of_the_stack_has_a_service() -> None:
+    assert set(SERVICES) == {"migrate", *ROLES}
+    assert set(OURS) == set(SERVICES) - set(SERVER_ROLES)
 
 
 @pytest.mark.guarantee
@@ -68,7 +64,7 @@ def test_compose_refuses_to_start_with_one_password_missing(tmp_path: Path, miss
     assert f"{missing} has no value" in done.stderr
 
 
-def test_the_recipe_of_the_example_fills_in_every_password_with_another_one(tmp_path: Path) -> None:
+def test_the_command_in_the_example_generates_a_different_password_for_each_variable(tmp_path: Path) -> None:
     (tmp_path / ".env.example").write_text(EXAMPLE)
     recipe = "\n".join(re.findall(r"^# {3}(.+)$", EXAMPLE, re.MULTILINE))
     subprocess.run(["sh", "-c", recipe], cwd=tmp_path, check=True)
@@ -79,7 +75,7 @@ def test_the_recipe_of_the_example_fills_in_every_password_with_another_one(tmp_
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
 
 
-def test_every_variable_is_in_the_example_and_none_is_there_for_nothing() -> None:
+def test_the_example_lists_exactly_the_variables_that_the_file_uses() -> None:
     assert _interpolated("") == set(REQUIRED) | set(OPTIONAL)
 
 
@@ -90,48 +86,44 @@ def test_no_password_has_a_default() -> None:
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
             if re.search(r"PASSWORD|AUTH|URL", name):
-                assert ":?" in value, f"{name} is written into the file"
+                assert ":?" in value, f"{name} must come from the .env file"
 
 
-# what a container may do
+def test_every_container_runs_without_privileges() -> None:
+    for name, service in SERVICES.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "privileged" not in service, name
+        if name not in OURS:  # the Dockerfile sets the user of our image
+            assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
+        else:
+            assert any(mount.startswith("/tmp") for mount in service["tmpfs"]), name
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_container_is_locked_down(name: str) -> None:
-    service = SERVICES[name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert "privileged" not in service
-    if name not in OURS:  # the user of our image is in the Dockerfile
-        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"])
-    else:
-        assert any(mount.startswith("/tmp") for mount in service["tmpfs"])
+def test_ports_are_published_on_loopback_only() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert set(published) == {"api", "flower"}
+    for port in (port for ports in published.values() for port in ports):
+        assert re.fullmatch(r"127\.0\.0\.1:\$\{\w+:-\d+\}:\d+", port)
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_ports_are_published_on_loopback_only(name: str) -> None:
-    ports = SERVICES[name].get("ports", [])
-    assert all(re.fullmatch(r"127\.0\.0\.1:\$\{\w+:-\d+\}:\d+", port) for port in ports)
-    assert bool(ports) == (name in ("api", "flower"))
-
-
-def test_the_servers_are_on_a_network_without_a_way_out() -> None:
+def test_the_servers_are_on_an_internal_network() -> None:
     assert COMPOSE["networks"]["servers"] == {"internal": True}
     for name in set(SERVICES) - set(OURS):
         assert SERVICES[name]["networks"] == ["servers"]
 
 
-@pytest.mark.parametrize("name", LONG_RUNNING)
-def test_every_long_running_service_has_a_health_check_and_comes_back(name: str) -> None:
-    check = SERVICES[name]["healthcheck"]
-    assert check["test"][0] in ("CMD", "CMD-SHELL")
-    assert {"interval", "timeout", "retries", "start_period"} <= check.keys()
-    assert SERVICES[name]["restart"] == "unless-stopped"
-    assert SERVICES[name]["stop_grace_period"]
+def test_every_long_running_service_has_a_health_check_and_restarts() -> None:
+    for name in ROLES:
+        check = SERVICES[name]["healthcheck"]
+        assert check["test"][0] in ("CMD", "CMD-SHELL"), name
+        assert {"interval", "timeout", "retries", "start_period"} <= check.keys(), name
+        assert SERVICES[name]["restart"] == "unless-stopped", name
+        assert SERVICES[name]["stop_grace_period"], name
 
 
-def test_nothing_starts_before_what_it_needs() -> None:
+def test_services_start_after_those_they_need() -> None:
     assert SERVICES["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     assert SERVICES["migrate"]["restart"] == "no"
     for name in ("worker", "system", "beat", "api"):
@@ -140,62 +132,58 @@ def test_nothing_starts_before_what_it_needs() -> None:
         assert needs["redis-broker"] == needs["redis-receipts"] == {"condition": "service_healthy"}
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_image_is_pinned_to_a_release(name: str) -> None:
-    image = SERVICES[name]["image"]
-    assert image == "celeriac:local" if name in OURS else is_pinned(image)
+def test_every_image_is_pinned_to_a_release() -> None:
+    for name, service in SERVICES.items():
+        assert service["image"] == "celeriac:local" if name in OURS else is_pinned(service["image"]), name
 
 
-def test_what_must_survive_is_on_a_volume() -> None:
-    """The image of PostgreSQL 18 keeps its data below this folder; a volume on …/data would stay empty."""
+def test_the_ledger_and_the_receipts_are_on_volumes() -> None:
+    """PostgreSQL 18 stores its data in a subfolder of this folder; a volume on …/data would stay empty."""
     assert "ledger:/var/lib/postgresql" in SERVICES["postgres"]["volumes"]
     assert "receipts:/data" in SERVICES["redis-receipts"]["volumes"]
     assert set(COMPOSE["volumes"]) == {"ledger", "receipts"}
 
 
-def test_postgres_allows_prepared_transactions() -> None:
-    assert "max_prepared_transactions=64" in SERVICES["postgres"]["command"]
+def test_postgres_has_the_limits_of_the_embedded_one() -> None:
+    for name in ("max_prepared_transactions", "max_connections"):
+        assert f"{name}={CONFIGURATION[name]}" in SERVICES["postgres"]["command"]
 
 
-# our image's commands and health checks
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_variables_passed_to_our_services_are_known(name: str) -> None:
+def test_our_services_get_known_variables_only() -> None:
     known = {variable for field in Settings.model_fields for variable in settings.variables(field)}
-    assert set(OURS[name]["environment"]) <= known | OF_OTHERS
+    assert {variable for service in OURS.values() for variable in service["environment"]} <= known | OF_OTHERS
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_command_resolves_in_the_virtual_environment(name: str) -> None:
+def test_every_command_and_its_options_exist(name: str) -> None:
     command = OURS[name]["command"]
     assert (BIN / command[0]).exists()
     match command:
         case ["python", "manage.py", subcommand, *_]:
-            door = typer.main.get_command(commands.app)
-            assert subcommand in door.list_commands(typer.Context(door))  # type: ignore[attr-defined]
+            group = typer.main.get_command(commands.app)
+            assert subcommand in group.list_commands(typer.Context(group))  # type: ignore[attr-defined]
         case ["celery", "-A", "tasks", subcommand, *options]:
             known = _celery("-A", "tasks", subcommand, "--help").stdout
-            known += "".join(f"--{name}" for name in tornado.options.options)  # Flower's help does not list its own
+            known += "".join(f"--{name}" for name in tornado.options.options)  # not in the help of `celery flower`
             assert all(option.partition("=")[0] in known for option in options if option.startswith("--"))
         case ["uvicorn", "api.app:app", *options]:
             done = run([str(BIN / "uvicorn"), "--help"])
             assert done.returncode == 0
             assert all(option in done.stdout for option in options if option.startswith("--"))
         case _:
-            pytest.fail(f"{name} runs {command}, of which this test knows nothing")
+            pytest.fail(f"{name} runs {command}, which this test does not know")
 
 
-def test_the_parts_are_started_as_the_embedded_stack_starts_them(stack: ServersOfTests) -> None:
+def test_workers_and_beat_have_the_options_of_the_embedded_stack(stack: ServersOfTests) -> None:
     from embedded.stack import plan
 
-    parts = {part.role: list(part.command) for part in plan(stack.home, settings.current()).parts}
+    planned = {program.role: list(program.command) for program in plan(stack.home, settings.current()).programs}
     for name in ("worker", "system", "beat"):
-        assert _options(OURS[name]["command"]) == _options(parts[name])
+        assert _options(OURS[name]["command"]) == _options(planned[name])
 
 
 @pytest.mark.parametrize("name", ["api", "flower"])
-def test_web_health_checks_ask_the_port_that_is_served_and_published(name: str) -> None:
+def test_web_health_checks_use_the_port_that_is_served_and_published(name: str) -> None:
     service = OURS[name]
     asked = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", service["healthcheck"]["test"][-1])
     assert asked
@@ -204,7 +192,7 @@ def test_web_health_checks_ask_the_port_that_is_served_and_published(name: str) 
     compile(service["healthcheck"]["test"][-1], name, "exec")
 
 
-def test_the_health_check_of_the_api_asks_a_route_that_exists() -> None:
+def test_the_health_check_of_the_api_uses_an_existing_route() -> None:
     from api.app import app
 
     asked = re.search(r"8000(/\w+)", OURS["api"]["healthcheck"]["test"][-1])
@@ -212,16 +200,13 @@ def test_the_health_check_of_the_api_asks_a_route_that_exists() -> None:
     assert asked[1] in {getattr(route, "path", None) for route in app.routes}
 
 
-# how
-
-
 def _options(command: list[str]) -> list[str]:
-    """From Celery's subcommand on."""
+    """Return the subcommand of Celery and its options."""
     return command[next(place for place, word in enumerate(command) if word in ("worker", "beat")) :]
 
 
 def _interpolated(operator: str) -> set[str]:
-    """The variables of the file: all, or those written with this operator. `$$` is no variable."""
+    """Return the variables of the file, or those with this operator. `$$` is an escaped dollar sign."""
     text = re.sub(r"^\s*#.*$", "", (ROOT / "docker-compose.yml").read_text(), flags=re.MULTILINE).replace("$$", "")
     return set(re.findall(r"\$\{(\w+)" + re.escape(operator), text))
 
@@ -242,7 +227,7 @@ def _find_compose() -> list[str]:
         return ["docker-compose"]
     if shutil.which("docker") and run(["docker", "compose", "version"]).returncode == 0:
         return ["docker", "compose"]
-    pytest.skip("docker-compose is not installed, so Compose itself did not read docker-compose.yml")
+    pytest.skip("docker-compose is not installed")
 
 
 def _celery(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What docker-compose.yml names, run with the servers of the tests: there is no Docker engine where these tests run."""
+"""Run the scripts, commands and health checks of docker-compose.yml without Docker, on the servers of the tests."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from tests.compose import BIN, OURS, SERVICES, run, running
 from tests.servers import Cluster, ServersOfTests, wait_until
 
 
-def test_the_role_of_the_ledger_is_no_superuser_and_can_migrate(postgres: Cluster, tmp_path: Path) -> None:
+def test_the_role_of_the_ledger_is_not_a_superuser_can_migrate_and_needs_no_schema_in_sql(
+    postgres: Cluster, tmp_path: Path
+) -> None:
     script = (ROOT / "deploy" / "postgres" / "ledger.sh").read_text()
-    role = "compose_celeriac"  # the tests' own server already has a role of the script's name
+    role = "compose_celeriac"  # the server of the tests already has a role named celeriac
     password = "it's 100% $HOME"
     beside = tmp_path / "ledger.sh"
-    beside.write_text(re.sub(r"\bceleriac\b", role, script))
+    beside.write_text(re.sub(r"\b(ROLE|DATABASE|OWNER) celeriac\b", rf"\1 {role}", script))
     parts = psycopg2.extensions.parse_dsn(postgres.server.url(superuser=True, database="postgres"))
     environment = {
         "PATH": f"{find_install() / 'bin'}:{os.environ['PATH']}",
@@ -53,6 +55,9 @@ def test_the_role_of_the_ledger_is_no_superuser_and_can_migrate(postgres: Cluste
         connection.close()
         ledger = make_engine("postgresql+psycopg2://", creator=lambda: psycopg2.connect(address))
         assert migrate(ledger)
+        with ledger.begin() as session:
+            id_ = session.exec_driver_sql("SELECT ingest_submit('t', '{}')").scalar_one()
+            assert session.exec_driver_sql("SELECT id, status FROM ingest_task").all() == [(id_, "QUEUED")]
         ledger.dispose()
     finally:
         with postgres.admin.connect() as admin:
@@ -60,18 +65,18 @@ def test_the_role_of_the_ledger_is_no_superuser_and_can_migrate(postgres: Cluste
             admin.exec_driver_sql(f"DROP ROLE IF EXISTS {role}")
 
 
-def test_the_receipt_redis_keeps_what_it_answered_and_hides_its_password(tmp_path: Path) -> None:
+def test_the_receipt_redis_is_durable_and_hides_its_password(tmp_path: Path) -> None:
     with _redis_of("redis-receipts", tmp_path) as (url, pid):
         findings = list(check_receipts(Settings(REDIS_URL=url)))
         assert len(findings) > 3
         assert {finding.level for finding in findings} == {Level.OK}, findings
-        if sys.platform == "linux":  # where the image runs: Redis writes a title over its arguments
+        if sys.platform == "linux":  # as in the image: Redis overwrites its arguments
             assert "secret" not in " ".join(psutil.Process(pid).cmdline())
         with redis.Redis.from_url(url.replace(":secret@", "")) as stranger, pytest.raises(redis.AuthenticationError):
             stranger.ping()
 
 
-def test_the_broker_redis_writes_nothing_to_the_disk(tmp_path: Path) -> None:
+def test_the_broker_redis_writes_nothing_to_disk(tmp_path: Path) -> None:
     with _redis_of("redis-broker", tmp_path) as (url, _pid):
         findings = list(check_broker(Settings(BROKER_URL=url)))
         assert {finding.level for finding in findings} == {Level.OK}, findings
@@ -82,7 +87,7 @@ def test_the_broker_redis_writes_nothing_to_the_disk(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_health_check_of_beat_sees_whether_ticks_arrive(stack: ServersOfTests) -> None:
+def test_the_health_check_of_beat_fails_without_recent_ticks(stack: ServersOfTests) -> None:
     check = OURS["beat"]["healthcheck"]["test"]
     assert check[:3] == ["CMD", "python", "-c"]
     assert run([sys.executable, *check[2:]]).returncode == 1
@@ -91,7 +96,9 @@ def test_the_health_check_of_beat_sees_whether_ticks_arrive(stack: ServersOfTest
     assert run([sys.executable, *check[2:]]).returncode == 0
 
 
-def test_the_health_check_of_a_worker_asks_that_worker(stack: ServersOfTests, tmp_path: Path) -> None:
+def test_the_health_check_of_a_worker_fails_if_only_another_worker_answers(
+    stack: ServersOfTests, tmp_path: Path
+) -> None:
     how, line = OURS["worker"]["healthcheck"]["test"]
     assert how == "CMD-SHELL"
     assert OURS["system"]["healthcheck"]["test"] == [how, line.replace("ingest@", "system@")]
@@ -106,7 +113,7 @@ def test_the_health_check_of_a_worker_asks_that_worker(stack: ServersOfTests, tm
 
 @contextmanager
 def _redis_of(name: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """A Redis started with the command of a service; its address and its pid."""
+    """Start a Redis with the command of a service. Yield its address and its pid."""
     program, *options = (re.sub(r"\$\{\w+:\?.*\}", "secret", word) for word in SERVICES[name]["command"])
     assert program == "redis-server"
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""deploy/Dockerfile and .dockerignore, read: there is no Docker engine where these tests run."""
+"""Check the text of deploy/Dockerfile and .dockerignore; building the image would need Docker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.compose import is_pinned
 DOCKERFILE: Final = (ROOT / "deploy" / "Dockerfile").read_text().replace("\\\n", " ")
 
 
-def test_the_image_is_built_in_stages_from_pinned_bases_and_ends_as_an_ordinary_user() -> None:
+def test_the_image_has_pinned_bases_and_runs_as_an_ordinary_user() -> None:
     bases = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     assert len(bases) == 2
     assert all(is_pinned(base) for base in bases)
@@ -21,16 +21,16 @@ def test_the_image_is_built_in_stages_from_pinned_bases_and_ends_as_an_ordinary_
     assert "apt-get" not in DOCKERFILE
 
 
-def test_the_image_installs_only_what_is_pinned_with_hashes() -> None:
+def test_the_image_installs_only_packages_with_pinned_hashes() -> None:
     (install,) = re.findall(r"pip [^&\n]*\binstall ([^&\n]+)", DOCKERFILE)
     assert install.split() == ["--require-hashes", "--only-binary", ":all:", "-r", "/requirements.txt"]
 
 
-def test_the_image_has_no_secret() -> None:
+def test_the_image_contains_no_secret() -> None:
     assert not re.search(r"^(ARG|ENV).*(PASSWORD|SECRET|TOKEN|KEY|_URL)", DOCKERFILE, re.MULTILINE)
 
 
-def test_everything_that_is_imported_is_copied_into_the_image() -> None:
+def test_all_our_packages_and_modules_are_copied_into_the_image() -> None:
     copied = {name.rstrip("/") for line in _copies() for name in line.split()[:-1]} - {"requirements.txt"}
     assert all((ROOT / name).exists() for name in copied)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
@@ -38,7 +38,7 @@ def test_everything_that_is_imported_is_copied_into_the_image() -> None:
     assert copied == packages | modules
 
 
-def test_the_build_sees_no_secrets_and_nothing_that_it_copies_is_hidden_from_it() -> None:
+def test_secrets_and_tests_are_excluded_from_the_build_and_copied_files_are_not() -> None:
     ignored = set((ROOT / ".dockerignore").read_text().split("\n"))
     assert {".git", ".venv", ".celeriac", ".env", "tests"} <= ignored
     copied = {name.rstrip("/") for line in _copies() for name in line.split()[:-1]}

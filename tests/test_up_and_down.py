@@ -1,4 +1,4 @@
-"""The whole stack as a newcomer sees it: `manage.py up`, look around, `manage.py down`. Real programs, an own home."""
+"""The whole stack as a new user starts it: `manage.py up`, its programs, `manage.py down`, in a home of its own."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy import create_engine
 
-from embedded.process import Process
+from child_process import OwnProcess
 from embedded.roles import ROLES
 from settings import ROOT
 from tests.servers import wait_until
@@ -29,12 +30,12 @@ from tests.servers import wait_until
 pytestmark = pytest.mark.timeout(180)
 
 
-class Newcomer:
-    """Types commands for one home."""
+class User:
+    """Runs commands in one home."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        # what is set in many a shell, and is about other servers than ours
+        # many shells set these for other servers
         others = {"http_proxy": "http://127.0.0.1:9", "PGSSLMODE": "require"}
         self.environment = dict(os.environ) | others | {"CELERIAC_HOME": str(home)}
 
@@ -59,7 +60,7 @@ class Newcomer:
         return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
     def workers(self) -> set[str]:
-        """That answer a ping, by the first half of their names."""
+        """Return the first half of the names of the workers that answer a ping."""
         done = subprocess.run(
             [sys.executable, "-m", "celery", "-A", "tasks", "inspect", "ping", "-t", "1", "--json"],
             cwd=ROOT,
@@ -71,33 +72,33 @@ class Newcomer:
         answers: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
         return {name.partition("@")[0] for name in answers}
 
-    def families(self) -> list[Process]:
-        """Every process of this home: all carry its address."""
+    def processes(self) -> list[OwnProcess]:
+        """Return every process whose environment names this home."""
         found = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get("CELERIAC_HOME") == str(self.home) and process.pid != os.getpid():
-                    found.append(Process.of(process.pid))
+                    found.append(OwnProcess.of(process.pid))
             except psutil.Error:
                 continue
         return found
 
 
 @pytest.fixture(scope="module")
-def newcomer() -> Iterator[Newcomer]:
+def user() -> Iterator[User]:
     folder = Path(tempfile.mkdtemp(prefix="celeriac up "))
-    someone = Newcomer(folder / "home")
-    yield someone
-    someone.manage("down")
+    made = User(folder / "home")
+    yield made
+    made.manage("down")
     shutil.rmtree(folder)
 
 
 @pytest.fixture
-def running(newcomer: Newcomer) -> Newcomer:
-    """Started by the first test that needs it."""
-    if not (newcomer.home / "run" / "supervisor.ready").exists():
-        newcomer.manage("up", "-d")
-    return newcomer
+def running(user: User) -> User:
+    """Start the stack unless an earlier test has."""
+    if not (user.home / "run" / "supervisor.ready").exists():
+        user.manage("up", "-d")
+    return user
 
 
 def get(url: str, *, login: str = "") -> tuple[int, str]:
@@ -111,28 +112,40 @@ def get(url: str, *, login: str = "") -> tuple[int, str]:
         return refused.code, ""
 
 
-def test_one_command_starts_everything_and_says_where_it_is(newcomer: Newcomer) -> None:
-    said = newcomer.manage("up", "-d")
-    assert newcomer.pids().keys() == {"supervisor", *ROLES}
-    exports = newcomer.exports()
-    assert list(exports) == ["DATABASE_URL", "BROKER_URL", "REDIS_URL", "API_URL"]
+def test_one_command_starts_everything_and_prints_the_addresses(user: User) -> None:
+    said = user.manage("up", "-d")
+    assert user.pids().keys() == {"supervisor", *ROLES}
+    exports = user.exports()
+    assert list(exports)[:4] == ["DATABASE_URL", "BROKER_URL", "REDIS_URL", "API_URL"]
     assert exports["API_URL"] in said
     assert 'eval "$(./manage.py env)"' in said
-    secrets = json.loads((newcomer.home / "secrets.json").read_text())
+    secrets = json.loads((user.home / "secrets.json").read_text())
     assert secrets["flower"] in said
     for hidden in ("postgres", "redis"):
         assert secrets[hidden] not in said
 
 
-def test_the_api_answers(running: Newcomer) -> None:
+def test_the_printed_addresses_work_as_they_are_in_sqlalchemy_and_libpq(running: User) -> None:
+    exports = running.exports()
+    engine = create_engine(exports["DATABASE_URL"])
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT id, status FROM ingest_task")
+    engine.dispose()
+    for_psql = {name: value for name, value in exports.items() if name.startswith("PG")}
+    assert set(for_psql) == {"PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "PGDATABASE"}
+    connect = "import psycopg2; psycopg2.connect('').cursor().execute('SELECT id, status FROM ingest_task')"
+    subprocess.run([sys.executable, "-c", connect], env=for_psql, check=True)
+
+
+def test_the_api_answers_and_refuses_strangers(running: User) -> None:
     api = running.exports()["API_URL"]
     assert get(f"{api}/healthz") == (200, '{"status":"ok"}')
     assert get(f"{api}/readyz") == (200, '{"status":"ready"}')
     assert get(f"{api}/metrics")[0] == 200
-    assert get(f"{api}/docs")[0] == 401, "whatever a stranger asks for"
+    assert get(f"{api}/docs")[0] == 401, "every other page needs a token"
 
 
-def test_flower_asks_for_the_generated_login(running: Newcomer) -> None:
+def test_flower_requires_the_generated_login(running: User) -> None:
     flower = json.loads((running.home / "stack.json").read_text())["FLOWER_URL"]
     secret = json.loads((running.home / "secrets.json").read_text())["flower"]
     assert get(flower)[0] == 401
@@ -141,28 +154,29 @@ def test_flower_asks_for_the_generated_login(running: Newcomer) -> None:
     assert "Flower" in page
 
 
-def test_two_workers_answer_a_ping(running: Newcomer) -> None:
-    wait_until(lambda: running.workers() == {"ingest", "system"}, "both answer")
+def test_two_workers_answer_a_ping(running: User) -> None:
+    wait_until(lambda: running.workers() == {"ingest", "system"}, "both workers answer")
 
 
-def test_everything_listens_on_loopback_only(running: Newcomer) -> None:
-    own = {process.pid for process in running.families()} | set(running.pids().values())  # PostgreSQL hides its own
+def test_everything_listens_on_loopback_only(running: User) -> None:
+    own = {process.pid for process in running.processes()}
+    own |= set(running.pids().values())  # PostgreSQL overwrites its environment
     listening = [found for found in psutil.net_connections("inet") if found.pid in own and found.status == "LISTEN"]
     assert len(listening) >= 5
     assert {connection.laddr.ip for connection in listening if connection.laddr} == {"127.0.0.1"}
 
 
-def test_a_second_up_finds_the_running_stack_and_says_so(running: Newcomer) -> None:
+def test_a_second_up_reports_the_running_stack(running: User) -> None:
     before = running.pids()
     for command in (("up", "-d"), ("up",)):
-        assert "A stack already runs" in running.manage(*command)
+        assert "A stack is already running" in running.manage(*command)
     assert running.pids() == before
 
 
-def test_a_part_that_dies_is_started_again(running: Newcomer) -> None:
+def test_a_program_that_dies_is_restarted(running: User) -> None:
     before = running.pids()
     os.kill(before["worker"], signal.SIGKILL)
-    wait_until(lambda: running.pids().get("worker") not in (None, before["worker"]), "the worker is back")
+    wait_until(lambda: running.pids().get("worker") not in (None, before["worker"]), "the worker was restarted")
     after = running.pids()
     assert {role: pid for role, pid in after.items() if role != "worker"} == {
         role: pid for role, pid in before.items() if role != "worker"
@@ -170,7 +184,7 @@ def test_a_part_that_dies_is_started_again(running: Newcomer) -> None:
     wait_until(lambda: "ingest" in running.workers(), "the new worker answers")
 
 
-def test_the_doctor_finds_nothing(running: Newcomer) -> None:
+def test_the_checks_of_a_fresh_stack_find_no_problem(running: User) -> None:
     def findings() -> list[dict[str, str]]:
         done = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), "check", "--json"],
@@ -191,10 +205,10 @@ def test_the_doctor_finds_nothing(running: Newcomer) -> None:
     assert [finding for finding in found if finding["level"] != "ok"] == []
 
 
-def test_a_killed_supervisor_leaves_a_state_that_the_next_up_repairs(running: Newcomer) -> None:
+def test_up_after_a_killed_supervisor_replaces_all_its_programs(running: User) -> None:
     addresses, before = running.exports(), running.pids()
-    orphans = running.families()
-    Process.of(before["supervisor"]).kill()
+    orphans = running.processes()
+    OwnProcess.of(before["supervisor"]).kill()
     running.manage("up", "-d")
     after = running.pids()
     assert not set(before.values()) & set(after.values())
@@ -203,24 +217,24 @@ def test_a_killed_supervisor_leaves_a_state_that_the_next_up_repairs(running: Ne
     assert get(f"{addresses['API_URL']}/readyz")[0] == 200
 
 
-def test_down_leaves_no_process_and_up_works_again_in_a_shell_that_evaluated_env(running: Newcomer) -> None:
+def test_down_leaves_no_process_and_up_works_again_in_a_shell_that_evaluated_env(running: User) -> None:
     shell = running.exports()
-    parts = running.families()
+    processes = running.processes()
     assert "Stopped" in running.manage("down", variables=shell)
-    assert not any(process.is_alive() for process in parts)
+    assert not any(process.is_alive() for process in processes)
     assert list((running.home / "run").iterdir()) == []
-    assert "No stack runs" in running.manage("down", variables=shell)
+    assert "No stack is running" in running.manage("down", variables=shell)
     assert "run `make up`" in running.manage("env", code=3, variables=shell)
     with Terminal(running.home, shell) as terminal:
         assert running.exports() == shell
-        parts = running.families()
-        assert len(parts) > len(ROLES)
+        processes = running.processes()
+        assert len(processes) > len(ROLES)
         assert terminal.press_ctrl_c() == 0
-    assert not any(process.is_alive() for process in parts)
+    assert not any(process.is_alive() for process in processes)
 
 
 class Terminal:
-    """`manage.py up` in a terminal of its own, as it is when everything runs."""
+    """`manage.py up` in a terminal of its own; entering waits until everything runs."""
 
     def __init__(self, home: Path, variables: dict[str, str]) -> None:
         self.pid, self.descriptor = pty.fork()
@@ -239,7 +253,7 @@ class Terminal:
 
     def press_ctrl_c(self) -> int:
         os.write(self.descriptor, b"\x03")
-        with suppress(OSError):  # the other end closes with the program
+        with suppress(OSError):  # reading fails when the program has closed its end
             while os.read(self.descriptor, 4096):
                 pass
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -248,43 +262,43 @@ class Terminal:
 @pytest.mark.parametrize(
     ("variable", "value", "sentence"),
     [
-        ("DATABASE_URL", "postgresql://me:hunter2@127.0.0.1:1/x", "PostgreSQL at 127.0.0.1:1 cannot be reached"),
+        ("DATABASE_URL", "postgresql://me:hunter2@127.0.0.1:1/x", "PostgreSQL at 127.0.0.1:1 is unreachable"),
         ("BROKER_URL", "redis://:hunter2@127.0.0.1:1/0", "BROKER_URL: 127.0.0.1:1 does not answer"),
         ("BROKER_URL", "amqp://me:hunter2@127.0.0.1:1//", "BROKER_URL: 127.0.0.1:1 does not answer"),
         ("REDIS_URL", "redis://:hunter2@127.0.0.1:1/0", "REDIS_URL: 127.0.0.1:1 does not answer"),
     ],
 )
-def test_a_server_that_does_not_answer_is_one_sentence_and_nothing_is_left_running(
+def test_an_unreachable_server_is_reported_as_one_sentence_and_nothing_keeps_running(
     variable: str, value: str, sentence: str, tmp_path: Path
 ) -> None:
-    unlucky = Newcomer(tmp_path / "home")
-    said = unlucky.manage("up", *(["-d"] if variable == "DATABASE_URL" else []), code=3, variables={variable: value})
+    other = User(tmp_path / "home")
+    said = other.manage("up", *(["-d"] if variable == "DATABASE_URL" else []), code=3, variables={variable: value})
     assert sentence in said
     assert "hunter2" not in said
     assert len(said.strip().splitlines()) == 1
-    assert unlucky.families() == []
+    assert other.processes() == []
 
 
 @pytest.mark.slow
-def test_an_up_during_a_down_waits_for_its_end_and_a_copied_home_stops_nothing(newcomer: Newcomer) -> None:
-    newcomer.manage("up", "-d")
-    before = newcomer.pids()
-    copy = Newcomer(newcomer.home.parent / "copy")
-    shutil.copytree(newcomer.home, copy.home)
-    assert "No stack runs" in copy.manage("down")
-    assert newcomer.pids() == before
-    with subprocess.Popen([sys.executable, str(ROOT / "manage.py"), "down"], env=newcomer.environment) as down:
-        wait_until(lambda: not (newcomer.home / "run" / "supervisor.ready").exists(), "the stack begins to stop")
-        assert "Celeriac runs" in newcomer.manage("up", "-d")
+def test_an_up_during_a_down_waits_for_its_end_and_a_copied_home_stops_nothing(user: User) -> None:
+    user.manage("up", "-d")
+    before = user.pids()
+    copy = User(user.home.parent / "copy")
+    shutil.copytree(user.home, copy.home)
+    assert "No stack is running" in copy.manage("down")
+    assert user.pids() == before
+    with subprocess.Popen([sys.executable, str(ROOT / "manage.py"), "down"], env=user.environment) as down:
+        wait_until(lambda: not (user.home / "run" / "supervisor.ready").exists(), "the stack begins to stop")
+        assert "Celeriac is running" in user.manage("up", "-d")
         assert down.wait(60) == 0
-    assert newcomer.pids().keys() == {"supervisor", *ROLES}
-    newcomer.manage("down")
+    assert user.pids().keys() == {"supervisor", *ROLES}
+    user.manage("down")
 
 
 @pytest.mark.slow
-def test_five_rounds_of_up_and_down(newcomer: Newcomer) -> None:
+def test_five_rounds_of_up_and_down_leave_no_process(user: User) -> None:
     for _ in range(5):
-        newcomer.manage("up", "-d")
-        parts = newcomer.families()
-        assert "Stopped" in newcomer.manage("down")
-        assert not any(process.is_alive() for process in parts)
+        user.manage("up", "-d")
+        processes = user.processes()
+        assert "Stopped" in user.manage("down")
+        assert not any(process.is_alive() for process in processes)

@@ -1,4 +1,4 @@
-"""Dramatiq with its Redis broker, which acknowledges after the work by design. Its width is threads per process."""
+"""Dramatiq with its Redis broker, which acknowledges after the work. `width` is the number of threads per process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import dramatiq  # type: ignore[import-not-found]
 import psycopg2
 from dramatiq.brokers.redis import RedisBroker  # type: ignore[import-not-found]
 
-from bench.peers.effect import INSERT, PROCESSES, VALUE, begin_again, broker_url, database_url, obey, pass_gate
+from bench.peers.effect import INSERT, PROCESSES, VALUE, become, broker_url, database_url, pass_gate, run_command
 
 dramatiq.set_broker(RedisBroker(url=broker_url()))
 _of_this_thread = threading.local()
@@ -36,8 +36,8 @@ def submit(count: int) -> None:
 
 
 def work(width: int, _place: int) -> None:
-    begin_again("dramatiq", "bench.peers.dramatiq_", "--processes", str(PROCESSES), "--threads", str(width))
+    become("dramatiq", "bench.peers.dramatiq_", "--processes", str(PROCESSES), "--threads", str(width))
 
 
 if __name__ == "__main__":
-    obey(submit=submit, work=work)
+    run_command(submit=submit, work=work)

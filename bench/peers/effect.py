@@ -1,7 +1,7 @@
-"""The work that every system does for one task, one row into PostgreSQL, and the gate where its processes meet first.
+"""The work of every task, one row inserted into PostgreSQL, and the gate where all processes wait for the start.
 
-Starting up is not measured: each process waits at the gate with its first task in hand and its connections open, and
-the clock starts when all are there. Only the standard library: foreign programs import this file.
+The start of the programs is not measured: each process waits at the gate with its first task and open connections, and
+the clock starts when all wait there. Foreign programs import this file, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INSERT: Final = "INSERT INTO bench_sink (n, value) VALUES (%s, %s)"
 
 @cache
 def pass_gate() -> None:
-    """The first time in each process: say that it is here, and wait until the others are, too."""
+    """Report this process at the gate and wait until it opens. Later calls in the same process do nothing."""
     folder = Path(os.environ[GATE])
     (folder / str(os.getpid())).touch()
     while not (folder / "open").exists():
@@ -34,20 +34,21 @@ def pass_gate() -> None:
 
 
 def database_url() -> str:
-    return os.environ["DATABASE_URL"]
+    """Return the address for a driver; DATABASE_URL names SQLAlchemy's."""
+    return os.environ["DATABASE_URL"].replace("+psycopg2", "", 1)
 
 
 def broker_url() -> str:
     return os.environ["BROKER_URL"]
 
 
-def begin_again(*command: str) -> None:
-    """Become another program of this Python, as a user would have started it."""
-    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606 - ours
+def become(*command: str) -> None:
+    """Replace this process by another program of the same Python."""
+    os.execv(sys.executable, [sys.executable, "-m", *command])  # noqa: S606 - our own command
 
 
-def obey(**commands: Callable[..., object]) -> None:
-    """Run the command that the command line names; its arguments are numbers and words. What it returns is printed."""
+def run_command(**commands: Callable[..., object]) -> None:
+    """Run the command that the command line names, with numbers and words as arguments, and print its result."""
     name, *arguments = sys.argv[1:]
     answer = commands[name](*(int(each) if each.isdecimal() else each for each in arguments))
     sys.stdout.write(json.dumps(answer) + "\n")

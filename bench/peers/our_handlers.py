@@ -1,4 +1,4 @@
-"""The handlers of the measurement: `INGEST_HANDLERS=bench.peers.our_handlers`."""
+"""The handlers of Celeriac in the benchmark: `INGEST_HANDLERS=bench.peers.our_handlers`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bench.peers.effect import VALUE, pass_gate
 from tasks import Task, handler
 
 MANY: Final = 1000
-SMALL_TASKS: Final = 1000  # a batch for tasks that take no time
+SMALL_TASKS: Final = 1000  # batch size for tasks that take almost no time
 ONE_ROW: Final = text("INSERT INTO bench_sink (n, value) VALUES (:n, :value)")
-# bare SQL says the same in raw_sql.py
+# the same statement as in raw_sql.py
 MANY_ROWS: Final = text("INSERT INTO bench_sink (n, value) SELECT n, :value FROM unnest(CAST(:n AS bigint[])) AS n")
 
 
@@ -42,5 +42,5 @@ def start(task: Task, db: Session) -> None:
 
 @handler("bench.gate", batch=1)
 def gate(_task: Task, _db: Session) -> None:
-    """A task of its own, so that the first claim of the measured ones is measured, too."""
+    """Wait at the gate. This is a task of its own, so that the first claim of the measured tasks is measured too."""
     pass_gate()

@@ -1,7 +1,7 @@
-"""Celeriac: a real worker on the queue `ingest`, submits in their own transactions, every guarantee on.
+"""Celeriac: a real worker on the queue `ingest`, with all guarantees.
 
-No relay and no beat runs while the clock does: wake-ups are born leased and published by whoever submits. A wake-up that its
-submitter left behind (its lease was half gone) is published by one relay before the workers start.
+No relay and no beat runs during the measurement: wake-ups are leased at insert and published by the submitting process.
+A relay publishes the wake-ups that this process left behind before the workers start.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from typing import Final
 
 import settings
-from bench.peers.effect import CLIENTS, PAUSE_SECONDS, PROCESSES, begin_again, obey
+from bench.peers.effect import CLIENTS, PAUSE_SECONDS, PROCESSES, become, run_command
 from models.engine import engine, sessions
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import NewTask, submit_many
 from tasks import submit as submit_one
@@ -24,7 +24,7 @@ UNSENT: Final = sql("SELECT count(*) FROM ledger.outbox_event WHERE status <> 'S
 
 
 def gates() -> None:
-    """A task for each process to meet at the gate, before all others in the queue."""
+    """Submit one task per process that waits at the gate, before all other tasks of the queue."""
     with sessions()() as session:
         submit_many(session, [NewTask("bench.gate")] * PROCESSES)
         session.commit()
@@ -32,7 +32,7 @@ def gates() -> None:
 
 
 def submit(count: int, type: str, first: int = 0, keys: int = 0) -> dict[str, float]:
-    """In transactions of a thousand; says how long that took, which does not wait for the broker."""
+    """Submit in transactions of a thousand tasks. Return the seconds this took, without the time of the broker."""
     began_at = time.monotonic()
     with sessions()() as session:
         for start in range(first, first + count, CHUNK):
@@ -47,7 +47,7 @@ def submit(count: int, type: str, first: int = 0, keys: int = 0) -> dict[str, fl
 
 
 def one_by_one(count: int, in_sessions: int) -> dict[str, float]:
-    """From threads, a transaction each: its own, or one of a session. Says when it began."""
+    """Submit from threads, one transaction per task, in the engine or in a session. Return when it began."""
 
     def client(place: int) -> None:
         ledger = engine()
@@ -71,7 +71,7 @@ def one_by_one(count: int, in_sessions: int) -> dict[str, float]:
 
 
 def singles(count: int) -> list[float]:
-    """When each was submitted: before its transaction began."""
+    """Submit single tasks. Return the time before each transaction."""
     began = []
     for n in range(count):
         began.append(time.monotonic())
@@ -83,14 +83,25 @@ def singles(count: int) -> list[float]:
 
 
 def work(width: int, _place: int) -> None:
-    begin_again(
-        *("celery", "-A", "tasks", "worker", "-Q", "ingest", "-c", str(PROCESSES), "-l", "WARNING"),
+    become(
+        *(
+            "celery",
+            "-A",
+            "tasks",
+            "worker",
+            "-Q",
+            settings.current().broker_queue("ingest"),
+            "-c",
+            str(PROCESSES),
+            "-l",
+            "WARNING",
+        ),
         *("--prefetch-multiplier", str(width), "--without-gossip", "--without-mingle"),
     )
 
 
 def _publish_all() -> None:
-    submitter().flush(60)
+    after_commit_publisher().wait_until_idle(60)
     relay = Relay.of(settings.current())
     while _unsent():
         relay.tick(10)
@@ -104,4 +115,4 @@ def _unsent() -> int:
 
 
 if __name__ == "__main__":
-    obey(gates=gates, submit=submit, one_by_one=one_by_one, singles=singles, work=work)
+    run_command(gates=gates, submit=submit, one_by_one=one_by_one, singles=singles, work=work)

@@ -1,4 +1,4 @@
-"""PgQueuer with asyncpg, all its tables logged (its default). Its width is the batch size: 10 unless told otherwise."""
+"""PgQueuer with asyncpg and logged tables, its default. `width` is the batch size; its default is 10."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgqueuer import PgQueuer  # type: ignore[import-not-found]
 from pgqueuer.db import AsyncpgDriver  # type: ignore[import-not-found]
 from pgqueuer.queries import Queries  # type: ignore[import-not-found]
 
-from bench.peers.effect import VALUE, database_url, obey, pass_gate
+from bench.peers.effect import VALUE, database_url, pass_gate, run_command
 
 CHUNK = 1000
 INSERT = "INSERT INTO bench_sink (n, value) VALUES ($1, $2)"
@@ -52,7 +52,7 @@ def submit(count: int) -> None:
 
 
 def work(width: int, _place: int) -> None:
-    """As `pgq run` does, on uvloop. (The command itself stumbles over its own --log-level in 1.6.0.)"""
+    """Run as `pgq run` does, on uvloop. The command itself fails in 1.6.0 because of its own --log-level."""
 
     async def run() -> None:
         async with worker() as queue:
@@ -62,4 +62,4 @@ def work(width: int, _place: int) -> None:
 
 
 if __name__ == "__main__":
-    obey(submit=submit, work=work)
+    run_command(submit=submit, work=work)

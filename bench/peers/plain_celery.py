@@ -1,4 +1,4 @@
-"""Plain Celery on Redis: acks_late, no results, a connection per child. Its width is the prefetch multiplier."""
+"""Plain Celery on Redis: acks_late, no results, one connection per child. `width` is the prefetch multiplier."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bench.peers.effect import (
     PAUSE_SECONDS,
     PROCESSES,
     VALUE,
-    begin_again,
+    become,
     broker_url,
     database_url,
-    obey,
     pass_gate,
+    run_command,
 )
 
 app = Celery("bench-plain", broker=broker_url(), set_as_current=False)
@@ -47,7 +47,7 @@ def start(n: int) -> None:
 
 @cache
 def _cursor() -> Any:
-    """A transaction for each statement: nothing could be cheaper."""
+    """Return a cursor that commits each statement, the cheapest possible transaction."""
     connection = psycopg2.connect(database_url())
     connection.autocommit = True
     return connection.cursor()
@@ -59,7 +59,7 @@ def submit(count: int) -> None:
 
 
 def one_by_one(count: int, _in_sessions: int) -> dict[str, float]:
-    """From threads; says when it began."""
+    """Submit from threads. Return when it began."""
 
     def client(place: int) -> None:
         for n in range(place, count, CLIENTS):
@@ -76,7 +76,7 @@ def one_by_one(count: int, _in_sessions: int) -> dict[str, float]:
 
 
 def singles(count: int) -> list[float]:
-    """When each was submitted: before the call."""
+    """Submit single tasks. Return the time before each call."""
     began = []
     for n in range(count):
         began.append(time.monotonic())
@@ -86,11 +86,11 @@ def singles(count: int) -> list[float]:
 
 
 def work(width: int, _place: int) -> None:
-    begin_again(
+    become(
         *("celery", "-A", "bench.peers.plain_celery", "worker", "-c", str(PROCESSES), "-l", "WARNING"),
         *("--prefetch-multiplier", str(width), "--without-gossip", "--without-mingle"),
     )
 
 
 if __name__ == "__main__":
-    obey(submit=submit, one_by_one=one_by_one, singles=singles, work=work)
+    run_command(submit=submit, one_by_one=one_by_one, singles=singles, work=work)

@@ -1,4 +1,4 @@
-"""Procrastinate with its own worker, LISTEN/NOTIFY on, jobs kept. Its width is the worker's concurrency."""
+"""Procrastinate with its own worker and LISTEN/NOTIFY; jobs are kept. `width` is the concurrency of the worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import procrastinate  # type: ignore[import-not-found]
 import psycopg_pool  # type: ignore[import-not-found]
 
-from bench.peers.effect import INSERT, VALUE, database_url, obey, pass_gate
+from bench.peers.effect import INSERT, VALUE, database_url, pass_gate, run_command
 
 CHUNK = 1000
 app = procrastinate.App(
@@ -27,7 +27,7 @@ async def insert(n: int) -> None:
 
 @cache
 def _pool() -> Any:
-    """Connections for the work, apart from the worker's own."""
+    """Return a pool for the work, separate from the connections of the worker."""
     return psycopg_pool.AsyncConnectionPool(
         database_url(), min_size=1, max_size=20, kwargs={"autocommit": True}, open=False
     )
@@ -53,4 +53,4 @@ def work(width: int, _place: int) -> None:
 
 
 if __name__ == "__main__":
-    obey(submit=submit, work=work)
+    run_command(submit=submit, work=work)

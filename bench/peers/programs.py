@@ -1,153 +1,142 @@
-"""The programs of a measurement: started with an environment of their own, watched, and ended by their pids."""
+"""The programs of a measurement: started with their own environment, watched, and ended."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from bench.peers.effect import GATE, PROCESSES
+from child_process import ChildProcess, end_all
 from models.errors import CeleriacError
 from settings import ROOT
 
 PEERS_PYTHON: Final = ROOT / ".venv-bench" / "bin" / "python"
 FOREIGN: Final = ("dramatiq", "procrastinate", "pgqueuer")
 PATIENCE_SECONDS: Final = 60.0
-END_SECONDS: Final = 15.0
 
 
 class MeasurementFailed(CeleriacError):
-    """A measured system did not do its work."""
+    """The benchmark failed.
+
+    A measured system crashed, did not finish in time, or left tasks undone.
+    """
 
     code = "measurement_failed"
+    remedy = "Read the log lines in the message. On a busy machine, measure fewer tasks."
 
 
 class PeersMissing(CeleriacError):
-    """The peers are not installed: run `make bench-peers` once, or measure with --without-peers."""
+    """The other systems of the comparison are not installed: run `make bench-peers`, or pass --without-peers.
+
+    `manage.py bench ingest` compares Celeriac with other systems, which have a virtual environment of their own.
+    """
 
     code = "peers_missing"
+    remedy = "Run `make bench-peers` once, or pass `--without-peers`."
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the programs of one measurement run: a folder for the gate and the logs, and their environment."""
+    """A folder for the gate and the logs of one measurement, and the environment of its programs."""
 
     folder: Path
-    foreign: bool = False  # with the Python of the peers
+    foreign: bool = False  # use the Python of .venv-bench
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, GATE: str(self.folder), "PYTHONPATH": str(ROOT), **self.variables}
+        ours = {GATE: str(self.folder), "PYTHONPATH": str(ROOT), "REMAP_SIGTERM": "SIGQUIT"}  # workers stop at once
+        return {**os.environ, **ours, **self.variables}
 
     def command(self, module: str, arguments: Sequence[Any]) -> list[str]:
         python = str(PEERS_PYTHON) if self.foreign else sys.executable
         return [python, "-m", f"bench.peers.{module}", *map(str, arguments)]
 
-    def await_all(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
-        """Until every process stands at the gate."""
+    def await_all(self, running: Sequence[ChildProcess]) -> None:
+        """Wait until every process is at the gate."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while sum(path.name.isdecimal() for path in self.folder.iterdir()) < PROCESSES:
             self.require_alive(running)
             if time.monotonic() > deadline:
-                raise MeasurementFailed(f"Its processes did not take up their work. {self.last_words()}")
+                raise MeasurementFailed(f"The worker processes took no task. {self.last_output()}")
             time.sleep(0.02)
 
     def open_gate(self) -> None:
         (self.folder / "open").touch()
 
-    def require_alive(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+    def require_alive(self, running: Sequence[ChildProcess]) -> None:
         for program in running:
-            if program.poll() is not None:
-                raise MeasurementFailed(f"A worker ended with {program.returncode}. {self.last_words()}")
+            if (code := program.exit_code()) is not None:
+                raise MeasurementFailed(f"A worker ended with code {code}. {self.last_output()}")
 
-    def last_words(self) -> str:
+    def start(self, name: str, module: str, arguments: Sequence[Any], **popen_options: Any) -> ChildProcess:
+        return ChildProcess(
+            module,
+            self.command(module, arguments),
+            log=self.folder / f"{name}.log",
+            ready_file=self.folder / f"{name}.ready",
+            environment=self.environment,
+            cwd=ROOT,
+            popen_options=popen_options,
+        )
+
+    def last_output(self) -> str:
         return " ".join(path.read_text(errors="replace")[-1500:] for path in sorted(self.folder.glob("*.log")))
 
 
 def require_peers() -> None:
-    """They are all installed where they belong."""
+    """Raise PeersMissing if one of the other systems is not installed."""
     imports = f"import {', '.join(FOREIGN)}"
     if not PEERS_PYTHON.exists() or subprocess.run([PEERS_PYTHON, "-c", imports], check=False).returncode:
         raise PeersMissing
 
 
 def answer(place: Place, module: str, *arguments: Any) -> Any:
-    """Run a program to its end; what it says."""
-    with speaking(place, module, *arguments) as program:
-        return heard(program, module)
+    """Run a program to its end and return its answer."""
+    with answering(place, module, *arguments) as program:
+        return read_answer(program)
 
 
 @contextmanager
-def speaking(place: Place, module: str, *arguments: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that does its work while we do ours; `heard` takes its answer."""
-    with (place.folder / f"{module}-{arguments[0]}.log").open("wb") as log:
-        program = subprocess.Popen(
-            place.command(module, arguments),
-            cwd=ROOT,
-            env=place.environment,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
+def answering(place: Place, module: str, *arguments: Any) -> Iterator[ChildProcess]:
+    """Run a program beside the block; `read_answer` waits for its answer."""
+    name = f"{module}-{arguments[0]}"
+    with (place.folder / f"{name}.log").open("ab") as log:
+        program = place.start(name, module, arguments, stdout=subprocess.PIPE, stderr=log)
     try:
         yield program
-    except BaseException as error:
-        if program.poll() and isinstance(error, MeasurementFailed):
-            raise MeasurementFailed(f"{error.message} {place.last_words()}") from None
+    except MeasurementFailed as error:
+        if program.exit_code():
+            raise MeasurementFailed(f"{error.message} {place.last_output()}") from None
         raise
     finally:
-        _end([program])
+        program.end()
+        assert program.popen.stdout
+        program.popen.stdout.close()
 
 
-def heard(program: subprocess.Popen[bytes], module: str) -> Any:
-    said, _ = program.communicate(timeout=600)
-    if program.returncode:
-        raise MeasurementFailed(f"{module} ended with {program.returncode}.")
-    return json.loads(said)
+def read_answer(program: ChildProcess) -> Any:
+    output, _ = program.popen.communicate(timeout=600)
+    if code := program.exit_code():
+        raise MeasurementFailed(f"{program.name} ended with code {code}.")
+    return json.loads(output)
 
 
 @contextmanager
-def working(place: Place, module: str, width: int, programs: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Workers, as many programs as it takes to have two processes, until the end of the block."""
-    running: list[subprocess.Popen[bytes]] = []
+def working(place: Place, module: str, width: int, programs: int) -> Iterator[list[ChildProcess]]:
+    """Run as many worker programs as make two processes, until the end of the block."""
+    running: list[ChildProcess] = []
     try:
         for number in range(programs):
-            with (place.folder / f"{module}-work-{number}.log").open("wb") as log:
-                running.append(
-                    subprocess.Popen(
-                        place.command(module, ("work", width, number)),
-                        cwd=ROOT,
-                        env=place.environment,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-                )
+            running.append(place.start(f"{module}-work-{number}", module, ("work", width, number)))
         yield running
     finally:
-        _end(running)
-
-
-def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Asked first; then what is left of each one's own session is killed."""
-    for program in running:
-        if program.poll() is None:
-            program.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + END_SECONDS
-    for program in running:
-        with suppress(subprocess.TimeoutExpired):
-            program.wait(max(0.1, deadline - time.monotonic()))
-        with suppress(ProcessLookupError):
-            os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
-        if program.stdout:
-            program.stdout.close()
+        end_all(running)

@@ -1,7 +1,7 @@
-"""The limit: our own claim and settle statements, driven by bare psycopg2. No Celery, no session, no handler around.
+"""The upper limit: our own claim and settle statements in bare psycopg2, without Celery, session or handler.
 
-The tasks are submitted by `ours.py`. Each process takes every other batch of them; its width is the batch. `insert`
-is the limit of submitting: the rows that `submit_many` writes, as bare multi-row INSERTs.
+`ours.py` submits the tasks. Each process takes every second batch; `width` is the batch size. `insert` is the upper
+limit of submitting: the rows that `submit_many` writes, as bare multi-row INSERTs.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ import psycopg2
 from psycopg2.extensions import new_array_type, register_type
 from psycopg2.extras import execute_values, register_default_jsonb
 
-from bench.peers.effect import PROCESSES, VALUE, database_url, obey, pass_gate
-from models.driver_values import array, array_of_ids, read_json
+from bench.peers.effect import PROCESSES, VALUE, database_url, pass_gate, run_command
+from models.driver_values import array, array_of_ids, parse_json
+from models.sql import sql
+from tasks.core.outcomes import Succeeded
 from tasks.core.task_ids import fresh_id
 from tasks.execution.claim import CLAIM
-from tasks.execution.settle_statements import SUCCEED
+from tasks.execution.settle_statements import settling
 
-UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 would not read them as a list
+UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 does not read uuid[] as a list by itself
 CHUNK: Final = 1000
 WAKEUP: Final = 100
 LEASE_SECONDS: Final = 60
 MANY_ROWS: Final = "INSERT INTO bench_sink (n, value) SELECT n, %s FROM unnest(%s) AS n"
-TASKS: Final = """
-    INSERT INTO ingest_task (id, type, payload, context, queue, priority, max_attempts, last_wakeup_at, created_at, updated_at)
+TASKS: Final = sql("""
+    INSERT INTO ledger.ingest_task (id, type, payload, context, queue, priority, max_attempts, last_wakeup_at,
+                                    created_at, updated_at)
     VALUES %s
-"""
-TRANSITIONS: Final = "INSERT INTO ingest_task_transition (task_id, to_status, actor, created_at) VALUES %s"
-WAKEUPS: Final = """
-    INSERT INTO outbox_event (destination, payload, headers, created_at, locked_by, locked_at, lease_token, lease_until)
+""")
+TRANSITIONS: Final = sql("INSERT INTO ledger.ingest_task_transition (task_id, to_status, actor, created_at) VALUES %s")
+WAKEUPS: Final = sql("""
+    INSERT INTO ledger.outbox_event (destination, payload, headers, created_at, locked_by, locked_at, lease_token,
+                                     lease_until)
     VALUES %s
-"""
+""")
 
 
 def work(width: int, place: int) -> None:
     register_type(UUIDS)
-    register_default_jsonb(globally=True, loads=read_json)  # as we do
+    register_default_jsonb(globally=True, loads=parse_json)  # as Celeriac does
     with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
-        for name, statement in (("claim", CLAIM), ("succeed", SUCCEED)):
-            cursor.execute(statement.preparing(name))
-        claim, succeed = CLAIM.executing("claim"), SUCCEED.executing("succeed")
-        cursor.execute("SELECT id FROM ingest_task ORDER BY created_at, id")
+        for name, statement in (("claim", CLAIM), ("succeed", settling(Succeeded))):
+            cursor.execute(statement.prepare_text(name))
+        claim, succeed = CLAIM.execute_text("claim"), settling(Succeeded).execute_text("succeed")
+        cursor.execute(sql("SELECT id FROM ledger.ingest_task ORDER BY created_at, id").text)
         ids = [str(id_) for (id_,) in cursor.fetchall()]
         connection.commit()
         pass_gate()
@@ -57,19 +61,19 @@ def work(width: int, place: int) -> None:
             cursor.execute(succeed, succeeding([row[0] for row in rows], token))
             answer = cursor.fetchone()
             assert answer is not None
-            assert answer[0] is None  # all of them
+            assert answer[0] is None  # None means all of them
             connection.commit()
-    time.sleep(3600)  # until it is ended, like any worker
+    time.sleep(3600)  # until it is ended, as any worker is
 
 
 def claiming(ids: Sequence[str], token: str) -> dict[str, Any]:
-    """The parameters of CLAIM."""
+    """Return the parameters of CLAIM."""
     known = {"types": array(["bench.many"]), "batches": array([len(ids)]), "relaxed": array([True])}
     return {**known, "ids": array_of_ids(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
 
 
 def succeeding(ids: Sequence[str], token: str) -> dict[str, Any]:
-    """The parameters of SUCCEED."""
+    """Return the parameters of SUCCEED."""
     return {
         "id": array_of_ids(ids),
         "result": array([None] * len(ids)),
@@ -80,7 +84,7 @@ def succeeding(ids: Sequence[str], token: str) -> dict[str, Any]:
 
 
 def insert(count: int) -> dict[str, float]:
-    """In transactions of a thousand; the values are made before the clock starts."""
+    """Insert in transactions of a thousand tasks. The values are prepared before the clock starts."""
     chunks = list(_chunks(count))
     with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT 1")
@@ -88,7 +92,7 @@ def insert(count: int) -> dict[str, float]:
         began_at = time.monotonic()
         for tasks, transitions, wakeups in chunks:
             for statement, rows in ((TASKS, tasks), (TRANSITIONS, transitions), (WAKEUPS, wakeups)):
-                execute_values(cursor, statement, rows, page_size=CHUNK)
+                execute_values(cursor, statement.text, rows, page_size=CHUNK)
             connection.commit()
         return {"seconds": time.monotonic() - began_at}
 
@@ -117,4 +121,4 @@ def _wakeup(ids: Sequence[str], at: str, token: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    obey(work=work, insert=insert)
+    run_command(work=work, insert=insert)

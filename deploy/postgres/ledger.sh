@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run once by the postgres image, when its volume is empty: the role and the database of Celeriac. The role owns the
-# ledger and is no superuser, so it cannot move the ledger's clock. The password is read by psql itself (\getenv), so
-# it is on no command line.
+# Create the role and the database of Celeriac. The postgres image runs this once, while its volume is empty. The role
+# owns the ledger and is not a superuser, so it cannot move the ledger's clock. psql reads the password itself (\getenv),
+# so it is on no command line. With this search_path, SQL that names no schema finds the ledger.
 set -eu
 psql --no-psqlrc --quiet --set ON_ERROR_STOP=1 --username postgres --dbname postgres <<'SQL'
 \getenv password DATABASE_PASSWORD

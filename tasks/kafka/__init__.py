@@ -1,1 +1,1 @@
-"""INGEST_QUEUE=kafka: wake-ups come from a topic, and `manage.py kafka-worker` runs what they name. See docs/kafka.md."""
+"""INGEST_QUEUE=kafka: wake-ups travel through a Kafka topic to `manage.py kafka-worker`. See docs/kafka.md."""

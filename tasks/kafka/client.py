@@ -1,4 +1,4 @@
-"""A consumer of KAFKA_TOPIC in the group of the workers: how it is made, and what the contract stands on."""
+"""Create consumers of KAFKA_TOPIC in the group of the workers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from settings import Settings, SettingsError
 
 DEFAULTS: Final = {
     "client.id": "celeriac",
-    "auto.offset.reset": "earliest",  # a group that is new, or was away too long, misses nothing
-    "partition.assignment.strategy": "cooperative-sticky",  # who comes or goes moves few of them
-    "session.timeout.ms": "10000",  # the partitions of a worker that was killed go to others after this
+    "auto.offset.reset": "earliest",  # a new group, or one that lost its offsets, misses no record
+    "partition.assignment.strategy": "cooperative-sticky",  # a worker that joins or leaves moves few partitions
+    "session.timeout.ms": "10000",  # after this, other workers get the partitions of a killed one
     "heartbeat.interval.ms": "2000",
-    "topic.metadata.refresh.interval.ms": "10000",  # a topic that is made after the worker has started is found
-    "fetch.wait.max.ms": "100",  # an idle partition does not hold up its neighbours on the same broker
-    "log.connection.close": "false",  # brokers close what is idle
+    "topic.metadata.refresh.interval.ms": "10000",  # so that a topic created later is found
+    "fetch.wait.max.ms": "100",  # an idle partition must not delay others on the same broker
+    "log.connection.close": "false",  # brokers close idle connections
 }
 
 
 def make_consumer(settings: Settings, **ours: Any) -> Consumer:
-    """`ours` wins over KAFKA_OPTIONS, which win over the defaults."""
+    """Create a consumer. `ours` override KAFKA_OPTIONS, which override the defaults. Raise SettingsError."""
     options = {name: value.get_secret_value() for name, value in settings.kafka_options.items()}
     fixed = {
         "bootstrap.servers": settings.kafka_bootstrap_servers,
         "group.id": settings.kafka_group,
-        "enable.auto.commit": "false",  # offsets follow the guard and nothing else
+        "enable.auto.commit": "false",  # we commit an offset after the claim of its tasks
         "enable.auto.offset.store": "false",
         "logger": librdkafka,
         **ours,
     }
     try:
         return Consumer({**DEFAULTS, **options, **fixed})
-    except (KafkaException, TypeError, ValueError) as error:  # its words repeat the value, which may be a password
+    except (KafkaException, TypeError, ValueError) as error:  # its text contains the value, which may be a password
         named = [name for name in options if name in str(error)] or sorted(options)
-        look_at = ", ".join(named) or "KAFKA_BOOTSTRAP_SERVERS"
-        raise SettingsError(f"KAFKA_OPTIONS: Kafka's client does not take them, look at {look_at}.") from None
+        named_options = ", ".join(named) or "KAFKA_BOOTSTRAP_SERVERS"
+        raise SettingsError(f"KAFKA_OPTIONS: the Kafka client rejects them: correct {named_options}.") from None

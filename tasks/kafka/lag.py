@@ -1,10 +1,10 @@
-"""What waits in the topic, and which wake-ups cannot be there any more (P8).
+"""Measure how far the group has read the topic, and find lost wake-ups (docs/protocol.md, Lost wake-ups).
 
-A wake-up is lost when the group has passed every record that was there after it had been published, and its task still
-waits. Redis and RabbitMQ hand out messages in one order, so that whoever was overtaken is lost; partitions are not in
-step with each other, and a slow one would be woken for again and again. So the ends of all partitions are remembered
-with the ledger's time; when the group has come that far, what had been woken by then is lost. With nothing waiting that
-is so at once. A process remembers for itself: one that looks once knows only the case of nothing waiting.
+Redis and RabbitMQ deliver messages in one order, so a wake-up that a later one has overtaken is lost. Kafka's
+partitions progress at different speeds, so that rule would send wake-ups of a slow partition again and again. Instead,
+we remember the ends of all partitions together with the ledger's time. When the group has read
+that far, every wake-up published before that time has been read or is lost. In an empty topic that is true at once.
+Each process has its own memory: a process that looks only once can find lost wake-ups in an empty topic only.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from models.errors import Unreachable
 from settings import Settings
 from tasks.kafka.client import make_consumer
-from tasks.recovery.lost_wakeups import Suspect
+from tasks.recovery.lost_wakeups import OverdueTask
 
 PATIENCE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """By partition: where the topic ends, and up to where the group has done all."""
+    """By partition: where the topic ends, and the offset up to which the group has committed."""
 
     ends: dict[int, int]
     done: dict[int, int]
@@ -39,22 +39,25 @@ class Progress:
     def has_passed(self, ends: dict[int, int]) -> bool:
         return all(self.done.get(partition, 0) >= end for partition, end in ends.items())
 
-    def is_of_another_topic(self, ends: dict[int, int]) -> bool:
-        """One that was made anew under the same name begins from nothing."""
+    def was_recreated_since(self, ends: dict[int, int]) -> bool:
+        """Return whether the topic was deleted and created again, so that its offsets start at 0."""
         return any(self.ends.get(partition, 0) < end for partition, end in ends.items())
 
 
 def progress(settings: Settings) -> Progress:
-    """Raises Unreachable. The ends are read first: what comes meanwhile is not counted as done."""
+    """Read the progress of the group. Raise Unreachable."""
     try:
         with closing(make_consumer(settings)) as consumer:
             return _progress(consumer, settings.kafka_topic)
     except KafkaException as error:
-        raise Unreachable(f"Kafka does not answer: {error.args[0].str()}") from None
+        raise Unreachable(f"Kafka is unreachable: {error.args[0].str()}") from None
 
 
 def _progress(consumer: Consumer, topic: str) -> Progress:
-    """A topic that is not there holds nothing."""
+    """Read the ends before the committed offsets: a record that arrives between must not count as read.
+
+    A topic that does not exist is empty.
+    """
     known = consumer.list_topics(topic, timeout=PATIENCE_SECONDS).topics[topic].partitions
     partitions = [TopicPartition(topic, number) for number in known]
     if not partitions:
@@ -69,29 +72,29 @@ def _progress(consumer: Consumer, topic: str) -> Progress:
 
 @dataclass(slots=True)
 class Memory:
-    """Where the topic ended when a queue had no unsent wake-up of old, by queue."""
+    """By queue: where the topic ended when all old wake-ups of the queue had been published."""
 
     seen: dict[str, tuple[datetime, dict[int, int]]] = field(default_factory=dict)
 
-    def lost(self, suspects: Sequence[Suspect], settings: Settings) -> list[Suspect]:
-        """Of these, whose queues have no unsent wake-up of old at this moment: their own have left."""
+    def lost(self, overdue: Sequence[OverdueTask], settings: Settings) -> list[OverdueTask]:
+        """Return the tasks whose wake-up is lost. Their queues must have no old wake-up left to publish."""
         found = progress(settings)
         grace = timedelta(milliseconds=settings.ingest_wakeup_grace_ms)
         passed: dict[str, datetime] = {}
-        for queue, now in {suspect.queue: suspect.looked_at for suspect in suspects}.items():
+        for queue, now in {task.queue: task.observed_at for task in overdue}.items():
             then, ends = self.seen.get(queue, (now, found.ends))
             if not found.waiting:
                 passed[queue] = now
             elif found.has_passed(ends):
                 passed[queue] = then
-            if queue in passed or queue not in self.seen or found.is_of_another_topic(ends):
+            if queue in passed or queue not in self.seen or found.was_recreated_since(ends):
                 self.seen[queue] = (now, found.ends)
-        return [one for one in suspects if one.queue in passed and one.last_wakeup_at + grace <= passed[one.queue]]
+        return [one for one in overdue if one.queue in passed and one.last_wakeup_at + grace <= passed[one.queue]]
 
 
 _memory: Final = Memory()
 
 
-def lost(suspects: Sequence[Suspect], settings: Settings) -> list[Suspect]:
-    """By what this process remembers."""
-    return _memory.lost(suspects, settings)
+def lost(overdue: Sequence[OverdueTask], settings: Settings) -> list[OverdueTask]:
+    """Return the tasks whose wake-up is lost, using the memory of this process."""
+    return _memory.lost(overdue, settings)

@@ -1,8 +1,8 @@
-"""Which offsets may be committed: a record is done when the ledger owns, or has refused, every task that it names.
+"""Track which offsets may be committed: a record is done when the ledger has claimed or refused all its tasks.
 
-Kafka knows one number for each partition, up to which all is done. So a record that is done waits for those before it,
-and what is delivered again after a crash is at most what was in hand. A partition that was taken away is forgotten: its
-records are somebody else's, and to commit for it would be refused.
+Kafka stores one offset per partition, and everything before it counts as done. So a record that is done waits for the
+records before it, and a crash delivers again at most the records that were in progress. Partitions that move to another
+consumer are forgotten, since Kafka would refuse our commit for them.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from collections.abc import Collection, Iterable
 
 
 class Offsets:
-    """Of one consumer. Records are delivered in the order of their partition."""
+    """The records of one consumer that are not done. Records of a partition arrive in order."""
 
     def __init__(self) -> None:
-        self._in_hand: dict[int, deque[tuple[int, frozenset[uuid.UUID]]]] = {}
+        self._pending: dict[int, deque[tuple[int, frozenset[uuid.UUID]]]] = {}
 
     def delivered(self, partition: int, offset: int, ids: Iterable[uuid.UUID]) -> None:
-        """No ids: a record that names nobody, which is done at once."""
-        self._in_hand.setdefault(partition, deque()).append((offset, frozenset(ids)))
+        """Add a record. A record without ids is done at once."""
+        self._pending.setdefault(partition, deque()).append((offset, frozenset(ids)))
 
     def owned(self, left: Collection[uuid.UUID]) -> dict[int, int]:
-        """Everything in hand but these ids is the ledger's. Returns what to commit: the next offset by partition."""
-        still_ours = frozenset(left)
+        """Mark all tasks but `left` as claimed or refused. Return the offsets to commit, by partition."""
+        unclaimed = frozenset(left)
         found = {}
-        for partition, records in self._in_hand.items():
-            while records and not records[0][1] & still_ours:
+        for partition, records in self._pending.items():
+            while records and not records[0][1] & unclaimed:
                 found[partition] = records.popleft()[0] + 1
         return found
 
     def waiting(self) -> list[uuid.UUID]:
-        """The tasks of records that are not done."""
-        records = [ids for records in self._in_hand.values() for _, ids in records]
+        """Return the tasks of all records that are not done."""
+        records = [ids for records in self._pending.values() for _, ids in records]
         return list(dict.fromkeys(one for ids in records for one in ids))
 
     def forget(self, partitions: Iterable[int]) -> None:
         for partition in partitions:
-            self._in_hand.pop(partition, None)
+            self._pending.pop(partition, None)

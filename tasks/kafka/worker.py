@@ -1,8 +1,9 @@
-"""A process of `manage.py kafka-worker`: takes ids from Kafka and runs what the guard admits, until it is told to end.
+"""A worker process of `manage.py kafka-worker`: takes task ids from Kafka and runs the tasks it can claim.
 
-A ledger that does not answer is waited for, with the records in hand; Kafka gives them to nobody else meanwhile.
-SIGTERM and SIGINT end the running handler, whose batch is given back unburned, and nothing else of ours: between a
-claim and its batch an exception would leave the tasks to reclaim. What was taken and not claimed is still Kafka's.
+While the ledger is unreachable, the process waits and keeps its records; Kafka gives them to no other worker. SIGTERM
+and SIGINT interrupt the running handler only, and its batch is released without counting an attempt. They do not
+interrupt our own code: an exception between a claim and its batch would leave the tasks to reclaim. Records whose tasks
+were not claimed stay with Kafka.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import settings
 from models.engine import engine
 from models.errors import CeleriacError
 from models.schema import require_ready
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks.core.batch_size import smallest_batch
 from tasks.core.logs import configure_logging
 from tasks.core.registry import handlers
@@ -35,14 +36,14 @@ from tasks.kafka.intake import MOST_IDS, Intake
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 1.0
-PAUSE_SECONDS: Final = 1.0  # before a ledger that did not answer is asked again
-NAG_SECONDS: Final = 0.5
+PAUSE_SECONDS: Final = 1.0  # before an unreachable ledger is tried again
+REPEAT_SIGNAL_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 5.0
 _CALLING: Final = {call.__code__, call_outside.__code__}
 
 
 class Worker:
-    """One consumer and the ledger."""
+    """One consumer and the ledger it claims from."""
 
     def __init__(self, engine: Engine, intake: Intake) -> None:
         self.engine = engine
@@ -50,9 +51,9 @@ class Worker:
         self.stopped = threading.Event()
 
     def turn(self, seconds: float = POLL_SECONDS) -> int:
-        """One poll and all that it brings; returns how many ids that were."""
-        # What is too slow for one batch is woken anew: whoever took many such records would wake-up for nearly all of them,
-        # each time.
+        """Poll once and run the tasks. Return how many ids the poll brought."""
+        # A claim leaves out slow tasks that do not fit into a batch, and sends new wake-ups for them. So take no more
+        # ids than the smallest batch, or nearly all of them would be sent again each time.
         ids = self.intake.take(seconds, most=smallest_batch(handlers().values()) or MOST_IDS)
         taken = len(ids)
         while ids and not self.stopped.is_set():
@@ -60,23 +61,26 @@ class Worker:
                 ingest(self.engine, ids, owned=self.intake.owned)
                 break
             except (DBAPIError, CeleriacError) as error:
-                logger.warning("to be tried again: %s", str(error).partition("\n")[0])
-            except Exception:  # a fault of ours; what is claimed is settled or reclaimed, the rest is in our hands
-                logger.exception("to be tried again")
+                logger.warning("will try again: %s", str(error).partition("\n")[0])
+            except Exception:  # our own bug: claimed tasks are settled or reclaimed, and we still have the others
+                logger.exception("will try again")
             self.stopped.wait(PAUSE_SECONDS)
             ids = self.intake.waiting()
         return taken
 
     def run(self, *, parent: int) -> None:
-        """Until it is stopped, or its parent is gone."""
+        """Work until this process is stopped or its parent has ended."""
         while not self.stopped.is_set() and os.getppid() == parent:
             self.turn()
 
     def stop(self, _number: int, frame: FrameType | None) -> None:
-        """A signal. One that finds no handler running is sent again: another may start before the batch is done."""
+        """Handle a signal: interrupt the running handler.
+
+        The signal is repeated, because the batch may call another handler after the first signal.
+        """
         if not self.stopped.is_set():
             self.stopped.set()
-            threading.Thread(target=_nag, name="kafka-nag", daemon=True).start()
+            threading.Thread(target=_repeat_signal, name="kafka-repeat-signal", daemon=True).start()
         while frame is not None:
             if frame.f_code in _CALLING:
                 raise WorkerStops(0)
@@ -84,7 +88,7 @@ class Worker:
 
 
 def work(*, parent: int) -> None:
-    """What a child does. Errors of the start are sentences, said by its door."""
+    """Run a worker process until it is told to end. Errors at the start are printed by the command."""
     configure_logging(logging.INFO)
     require_ready(newer_is_ready=True)
     handlers()
@@ -97,7 +101,7 @@ def work(*, parent: int) -> None:
             Path(path).touch()
         worker.run(parent=parent)
     except SystemExit:
-        logger.info("told to end: the running batch was given back")
+        logger.info("told to end: the running batch was released")
     except KafkaException as error:
         logger.error("Kafka: %s", error)
         raise
@@ -105,10 +109,10 @@ def work(*, parent: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         worker.intake.close()
-        submitter().flush(FLUSH_SECONDS)
+        after_commit_publisher().wait_until_idle(FLUSH_SECONDS)
 
 
-def _nag() -> None:
+def _repeat_signal() -> None:
     while True:
-        threading.Event().wait(NAG_SECONDS)
+        threading.Event().wait(REPEAT_SIGNAL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)

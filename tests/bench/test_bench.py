@@ -1,4 +1,4 @@
-"""The bench measures real work on servers of its own, and leaves nothing behind."""
+"""Test that the bench uses servers of its own and cleans up."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from settings import ROOT, current
 
 
 def left_behind() -> set[Path]:
+    """Return the temporary folders of the bench that exist now."""
     return set(Path(tempfile.gettempdir()).glob("celeriac-bench-*"))
 
 
-def test_a_measurement_never_meets_the_servers_that_the_shell_names(
+def test_the_bench_never_touches_the_servers_named_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others may measure, too
-    monkeypatch.setenv("DATABASE_URL", "postgresql://somebody@127.0.0.1:1/precious")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # another bench may be running
+    monkeypatch.setenv("DATABASE_URL", "postgresql://owner@127.0.0.1:1/precious")
     monkeypatch.setenv("BROKER_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/1")
     monkeypatch.setenv("OUTBOX_DESTINATIONS", "{}")
@@ -32,12 +33,12 @@ def test_a_measurement_never_meets_the_servers_that_the_shell_names(
         urls = [settings.database_url, settings.broker_url, settings.redis_url]
         assert not [url for url in urls if ":1/" in url]
         assert "stream=s" in settings.outbox_destinations["s"]
-    assert os.environ["DATABASE_URL"] == "postgresql://somebody@127.0.0.1:1/precious"
+    assert os.environ["DATABASE_URL"] == "postgresql://owner@127.0.0.1:1/precious"
     assert left_behind() == set()
 
 
 @pytest.mark.slow
-def test_the_bench_of_the_outbox_measures_and_cleans_up() -> None:
+def test_bench_outbox_measures_everything_and_cleans_up() -> None:
     before = left_behind()
     few = ["--count", "1000", "--singles", "100", "--history", "50000", "--held-seconds", "2"]
     done = subprocess.run(

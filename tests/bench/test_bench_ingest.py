@@ -1,4 +1,4 @@
-"""The bench of the ingest path measures real work, says what was reached, and leaves nothing behind."""
+"""Test `manage.py bench ingest`: its arithmetic, its output, and that it cleans up."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from bench.peers import programs, raw_sql
 from bench.peers.programs import PEERS_PYTHON, PeersMissing, require_peers
 from commands.bench import _print_systems
 from settings import ROOT
+from tasks.core.outcomes import Succeeded
 from tasks.execution.claim import CLAIM
-from tasks.execution.settle_statements import SUCCEED
+from tasks.execution.settle_statements import settling
 
-PEERS = ROOT / "bench" / "peers"
-FOREIGN = {"dramatiq_.py", "procrastinate_.py", "pgqueuer_.py"}
 FOUND = Found(
     plain=[Rate("plain, prefetch 1", 500), Rate("plain, prefetch 16", 400)],
     peers=[Rate("a peer", 1000), Rate("a better peer", 1600)],
@@ -46,17 +45,9 @@ FOUND = Found(
 )
 
 
-def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-
-
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A folder for temporary files that nobody else uses; a server that runs as another user may walk to it."""
+    """Yield a temporary folder of this test alone, which a server that runs as another user can enter."""
     folder = Path(tempfile.mkdtemp(prefix="celeriac-tests-"))
     folder.chmod(0o755)
     yield folder
@@ -64,7 +55,7 @@ def temporary() -> Iterator[Path]:
 
 
 def still_running(folder: Path) -> list[str]:
-    """Servers and workers alike have it in their environment."""
+    """Return the names of the processes that were started with this folder as TMPDIR."""
     return [
         process.info["name"]
         for process in psutil.process_iter(["name", "environ"])
@@ -80,32 +71,32 @@ def test_a_goal_is_measured_against_the_better_setting_of_each_system() -> None:
     assert reached["many=True : raw SQL"].reached == 0.8
 
 
-def test_a_goal_that_is_just_reached_is_met_and_one_that_is_just_missed_is_not() -> None:
+def test_a_goal_is_met_when_it_is_reached_exactly_and_missed_just_below() -> None:
     missed = [goal.what for goal in goals(FOUND) if not goal.is_met]
     assert missed == ["one by one : plain Celery", "submit → start, p99 ms"]
 
 
 @pytest.mark.parametrize("found", [FOUND, dataclasses.replace(FOUND, peers=[], memory=None)], ids=["all", "alone"])
-def test_what_was_found_can_be_printed(found: Found, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever has measured for ten minutes wants to read it."""
+def test_every_measured_rate_is_printed(found: Found, capsys: pytest.CaptureFixture[str]) -> None:
     _print_systems(found)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert all(
-        rate.system in said for rate in (*found.plain, *found.peers, found.limit, *found.task, found.keyed, *found.many)
+        rate.system in printed
+        for rate in (*found.plain, *found.peers, found.limit, *found.task, found.keyed, *found.many)
     )
 
 
-def test_what_was_not_measured_is_no_goal() -> None:
+def test_a_part_that_was_not_measured_has_no_goal() -> None:
     alone = dataclasses.replace(FOUND, peers=[], memory=None)
     assert [goal.what for goal in goals(alone) if "peer" in goal.what or "memory" in goal.what] == []
 
 
-def test_the_first_waits_do_not_count_and_the_slowest_do() -> None:
+def test_percentiles_leave_out_the_warm_up_and_keep_the_slowest() -> None:
     assert percentiles([9999.0] * 10 + [float(wait) for wait in range(90)]) == Latency(45, 89)
 
 
-def test_whoever_waits_for_effects_looks_seldom_at_first_and_often_in_the_end() -> None:
-    """Counting the effects costs the system that is measured."""
+def test_effects_are_counted_rarely_at_first_and_often_near_the_end() -> None:
+    """Each count slows down the system that is being measured."""
     pauses = [pause(found, 20_000, found / 1000) for found in (1000, 10_000, 19_000, 19_900, 19_999)]
     assert pauses == sorted(pauses, reverse=True)
     assert pauses[0] == 0.5
@@ -113,32 +104,25 @@ def test_whoever_waits_for_effects_looks_seldom_at_first_and_often_in_the_end() 
     assert 0 < pause(0, 20_000, 5.0) < 0.5
 
 
-def test_the_limit_is_measured_with_our_statements_as_they_are_today() -> None:
-    """A parameter that is missing would be found only by whoever runs the whole bench."""
+def test_the_raw_sql_limit_passes_every_parameter_of_our_statements() -> None:
+    """Otherwise a missing parameter would be noticed only by a run of the whole bench."""
     token = str(uuid.uuid4())
     assert CLAIM.text.compile().params.keys() <= raw_sql.claiming(["a"], token).keys()
-    assert SUCCEED.text.compile().params.keys() <= raw_sql.succeeding(["a"], token).keys()
+    assert settling(Succeeded).text.compile().params.keys() <= raw_sql.succeeding(["a"], token).keys()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "bench").rglob("*.py")), ids=lambda path: path.name)
-def test_no_package_of_a_peer_is_imported_into_our_process(path: Path) -> None:
-    peers = {"dramatiq", "procrastinate", "pgqueuer", "asyncpg", "psycopg", "psycopg_pool", "uvloop"}
-    names = set(imported(path))
-    if path.name not in FOREIGN:
-        assert not {name.partition(".")[0] for name in names} & peers
-        assert not {f"{name.rpartition('.')[2]}.py" for name in names} & FOREIGN
+def test_the_module_that_peers_import_needs_only_the_standard_library() -> None:
+    """Our packages are not installed where the peers run; import-linter checks the peers' own modules."""
+    imported = set[str]()
+    for node in ast.walk(ast.parse((ROOT / "bench" / "peers" / "effect.py").read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or "")
+    assert {name.partition(".")[0] for name in imported} <= set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize("name", [*sorted(FOREIGN), "effect.py"])
-def test_a_peer_needs_nothing_of_ours_but_the_work_itself(name: str) -> None:
-    """Our packages are not installed where it runs."""
-    ours = {path.name.removesuffix(".py") for path in ROOT.iterdir()}
-    assert {each for each in imported(PEERS / name) if each.partition(".")[0] in ours} <= {"bench.peers.effect"}
-    if name == "effect.py":
-        assert {each.partition(".")[0] for each in imported(PEERS / name)} <= set(sys.stdlib_module_names)
-
-
-def test_whoever_has_no_peers_is_told_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_missing_peers_tells_how_to_install_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "PEERS_PYTHON", tmp_path / "python")
     with pytest.raises(PeersMissing, match=r"`make bench-peers`.*--without-peers"):
         require_peers()
@@ -146,7 +130,7 @@ def test_whoever_has_no_peers_is_told_how_to_get_them(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_bench_of_the_ingest_path_measures_and_cleans_up(temporary: Path) -> None:
+def test_bench_ingest_measures_everything_and_cleans_up(temporary: Path) -> None:
     with_peers = PEERS_PYTHON.exists()
     few = ["--count", "1000", "--singles", "50", "--memory", "--memory-tasks", "2000"]
     done = subprocess.run(
@@ -158,12 +142,12 @@ def test_the_bench_of_the_ingest_path_measures_and_cleans_up(temporary: Path) ->
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    found = said["found"]
+    output = json.loads(done.stdout)
+    found = output["found"]
     assert len(found["peers"]) == (6 if with_peers else 0)
     assert found.keys() == {field.name for field in dataclasses.fields(Found)}
     assert min(numbers(found)) > 0
-    assert len(said["goals"]) == (10 if with_peers else 9)
+    assert len(output["goals"]) == (10 if with_peers else 9)
     assert still_running(temporary) == []
     assert list(temporary.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL keeps what it confirmed, and starts whatever an earlier run left behind."""
+"""The embedded PostgreSQL is durable, shares its database with an application, and starts after interrupted runs."""
 
 from __future__ import annotations
 
@@ -8,31 +8,38 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import pytest
 
-from embedded import unprivileged
+from embedded import postgres_account
 from embedded.home import Home
-from embedded.part import Part, Running
 from embedded.postgres import CONFIGURATION, Postgres
-from embedded.unprivileged import PostgresUnusable
-from tests.servers import ServersOfTests, wait_until
+from embedded.postgres_account import UNPRIVILEGED_USER, PostgresAccount, PostgresUnusable
+from embedded.program import Program
+from models.engine import make_engine
+from models.schema import migrate
+from tests.servers import Cluster, ServersOfTests
 
 
 @contextmanager
 def started(home: Home, **configuration: str) -> Iterator[Postgres]:
     port = home.ports({"postgres": 0}, wished={})["postgres"]
     server = Postgres(home, port, configuration={"fsync": "off"} | configuration)
-    part = Part("postgres", server.command, prepare=server.prepare, popen_options=server.popen_options)
-    running = Running(home, part)
+    program = Program(
+        "postgres",
+        server.command,
+        prepare=server.prepare,
+        is_ready=server.is_ready,
+        popen_options=server.popen_options,
+    )
+    child = program.start(home)
     try:
-        wait_until(lambda: running.exit_code() is not None or server.is_ready(), "PostgreSQL is ready")
-        assert running.exit_code() is None, running.last_words()
+        child.await_ready()
         yield server
     finally:
-        running.process.ask_to_end(signal.SIGINT)
-        running.popen.wait(20)
+        child.end(20, stop_signal=signal.SIGINT)
 
 
 def setting(server: Postgres, name: str) -> str:
@@ -52,7 +59,7 @@ def fresh(tmp_path: Path) -> Home:
     return home
 
 
-def test_a_ledger_that_forgets_commits_is_not_the_default(fresh: Home) -> None:
+def test_a_commit_is_on_disk_by_default(fresh: Home) -> None:
     with started(fresh, fsync="on") as server:
         found = {name: setting(server, name) for name in ("fsync", "synchronous_commit", "full_page_writes")}
         assert found == dict.fromkeys(found, "on")
@@ -62,7 +69,7 @@ def test_a_ledger_that_forgets_commits_is_not_the_default(fresh: Home) -> None:
     assert CONFIGURATION["fsync"] == "on"
 
 
-def test_the_applications_role_is_no_superuser_and_needs_its_password(servers: ServersOfTests) -> None:
+def test_the_role_of_the_application_is_not_a_superuser_and_needs_its_password(servers: ServersOfTests) -> None:
     server = servers.cluster.server
     server.create_database()
     connection = psycopg2.connect(server.url())
@@ -74,7 +81,38 @@ def test_the_applications_role_is_no_superuser_and_needs_its_password(servers: S
         psycopg2.connect(server.url().replace(servers.home.secrets["postgres"], "guess"))
 
 
-def test_an_interrupted_initdb_leaves_nothing_that_looks_like_data(fresh: Home) -> None:
+@pytest.fixture
+def shared_database(postgres: Cluster) -> Iterator[str]:
+    """The address of a migrated database, as the embedded stack creates it for Celeriac and the user's application."""
+    with postgres.temporary_database() as name:
+        engine = make_engine(postgres.url(name))
+        migrate(engine)
+        engine.dispose()
+        yield postgres.server.url(database=name)
+
+
+def query(address: str, statement: str) -> list[Any]:
+    connection = psycopg2.connect(address)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+    finally:
+        connection.close()
+
+
+def test_sql_that_names_no_schema_reaches_the_ledger(shared_database: str) -> None:
+    ((id_,),) = query(shared_database, "SELECT ingest_submit('t', '{}')")
+    assert query(shared_database, "SELECT id, status FROM ingest_task") == [(id_, "QUEUED")]
+
+
+def test_tables_of_the_application_are_created_outside_the_ledgers_schema(shared_database: str) -> None:
+    query(shared_database, "CREATE TABLE mine (id bigint PRIMARY KEY)")
+    schema = "SELECT schemaname FROM pg_tables WHERE tablename = 'mine'"
+    assert query(shared_database, schema) == [("public",)]
+
+
+def test_the_half_finished_data_of_an_interrupted_initdb_is_not_used(fresh: Home) -> None:
     half = fresh.path / "postgres.new"
     half.mkdir()
     (half / "PG_VERSION").write_text("18\n")
@@ -83,7 +121,7 @@ def test_an_interrupted_initdb_leaves_nothing_that_looks_like_data(fresh: Home) 
     assert not half.exists()
 
 
-def test_a_lock_file_with_a_reused_pid_does_not_stop_the_start(fresh: Home) -> None:
+def test_a_lock_file_with_a_reused_pid_does_not_prevent_the_start(fresh: Home) -> None:
     with started(fresh):
         pass
     (fresh.path / "postgres" / "postmaster.pid").write_text(f"{os.getpid()}\n{fresh.path}\n")
@@ -91,46 +129,48 @@ def test_a_lock_file_with_a_reused_pid_does_not_stop_the_start(fresh: Home) -> N
         assert server.is_ready()
 
 
-def test_data_of_another_version_is_left_alone_with_a_sentence(fresh: Home) -> None:
+def test_data_of_another_version_is_refused_and_left_unchanged(fresh: Home) -> None:
     (fresh.path / "postgres").mkdir()
     (fresh.path / "postgres" / "PG_VERSION").write_text("16\n")
     with pytest.raises(PostgresUnusable, match="belongs to PostgreSQL 16"):
         Postgres(fresh, 1).prepare()
 
 
-def test_a_platform_without_the_wheel_gets_a_hint(monkeypatch: pytest.MonkeyPatch, fresh: Home) -> None:
+def test_a_platform_without_the_package_gets_a_hint(monkeypatch: pytest.MonkeyPatch, fresh: Home) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(PostgresUnusable, match="set DATABASE_URL"):
         _ = Postgres(fresh, 1).command
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root: PostgreSQL as root needs a run as root")
-def test_root_without_user_namespaces_runs_it_as_nobody(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: False)
-    inner = Home(home.path.parent / "as nobody")
+@pytest.mark.skipif(os.geteuid() != 0, reason="root: only root runs PostgreSQL under another account")
+def test_root_without_user_namespaces_runs_postgres_as_an_unprivileged_user(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_account, "user_namespaces_work", lambda: False)
+    inner = Home(home.path.parent / "unprivileged")
     inner.create()
     with started(inner) as server:
         assert setting(server, "server_version").startswith("18.")
-        assert (inner.path / "postgres").owner() == "nobody"
-    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: True)
+        assert (inner.path / "postgres").owner() == UNPRIVILEGED_USER
+    monkeypatch.setattr(postgres_account, "user_namespaces_work", lambda: True)
     with started(inner) as server:
         assert (inner.path / "postgres").owner() == "root"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root: PostgreSQL as root needs a run as root")
-def test_an_install_that_nobody_cannot_reach_is_copied(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: False)
-    monkeypatch.setattr(unprivileged.WayToRun, "_can_reach", lambda _self, folder: "site-packages" not in str(folder))
+@pytest.mark.skipif(os.geteuid() != 0, reason="root: only root runs PostgreSQL under another account")
+def test_an_install_that_this_user_cannot_read_is_copied(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_account, "user_namespaces_work", lambda: False)
+    monkeypatch.setattr(PostgresAccount, "_can_reach", lambda _self, folder: "site-packages" not in str(folder))
     inner = Home(home.path.parent / "copied")
     inner.create()
     with started(inner) as server:
         assert str(inner.path) in " ".join(server.command[:1])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root: PostgreSQL as root needs a run as root")
-def test_root_without_user_namespaces_in_a_closed_folder_gets_a_sentence(
+@pytest.mark.skipif(os.geteuid() != 0, reason="root: only root runs PostgreSQL under another account")
+def test_root_without_user_namespaces_in_a_private_folder_is_told_what_to_do(
     fresh: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unprivileged, "user_namespaces_work", lambda: False)
+    monkeypatch.setattr(postgres_account, "user_namespaces_work", lambda: False)
     with pytest.raises(PostgresUnusable, match="run as an ordinary user"):
         _ = Postgres(fresh, 1).command

@@ -1,4 +1,4 @@
-"""Two Redis servers with different duties; one is found on every platform, or the user is told what to do."""
+"""The broker and the receipt log are configured differently, and a missing Redis binary is explained to the user."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def config(url: str, *names: str) -> list[str]:
         return [client.config_get(name)[name] for name in names]
 
 
-def test_the_receipt_log_is_on_the_disk_before_it_answers(servers: ServersOfTests) -> None:
+def test_the_receipt_log_writes_to_disk_before_it_answers(servers: ServersOfTests) -> None:
     names = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy", "bind")
     assert config(servers.addresses["REDIS_URL"], *names) == ["yes", "always", "no", "noeviction", "127.0.0.1"]
 
 
-def test_the_broker_writes_nothing_to_the_disk(servers: ServersOfTests) -> None:
+def test_the_broker_writes_nothing_to_disk(servers: ServersOfTests) -> None:
     assert config(servers.addresses["BROKER_URL"], "appendonly", "save", "bind") == ["no", "", "127.0.0.1"]
 
 
-def test_both_need_the_generated_password(servers: ServersOfTests) -> None:
+def test_both_servers_require_the_generated_password(servers: ServersOfTests) -> None:
     for variable in ("BROKER_URL", "REDIS_URL"):
         url = servers.addresses[variable].replace(servers.home.secrets["redis"], "guess")
         with redis.Redis.from_url(url) as client, pytest.raises(redis.AuthenticationError):
@@ -49,26 +49,26 @@ def program(path: Path, says: str) -> Path:
 
 
 @pytest.fixture
-def _without_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _without_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-@pytest.mark.usefixtures("_without_wheel")
-def test_a_valkey_on_the_path_is_used_where_there_is_no_wheel(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_without_package")
+def test_a_valkey_on_the_path_is_used_without_the_package(tmp_path: Path) -> None:
     program(tmp_path / "redis-server", "Redis server v=5.0.14 sha=0 bits=64")
     valkey = program(tmp_path / "valkey-server", "Server v=7.2.5 sha=0 bits=64")
     assert find_server() == valkey
 
 
-@pytest.mark.usefixtures("_without_wheel")
-def test_a_platform_without_any_redis_gets_a_hint(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_without_package")
+def test_a_platform_without_redis_gets_a_hint(tmp_path: Path) -> None:
     program(tmp_path / "redis-server", "Redis server v=5.0.14 sha=0 bits=64")
     with pytest.raises(RedisUnusable, match=r"5\.0\.14.*CELERIAC_REDIS_SERVER.*BROKER_URL and REDIS_URL"):
         find_server()
 
 
-def test_a_server_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_setting_can_name_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     named = program(tmp_path / "my-redis", "Redis server v=7.4.1 sha=0 bits=64")
     monkeypatch.setenv("CELERIAC_REDIS_SERVER", str(named))
     settings.current.cache_clear()

@@ -1,4 +1,4 @@
-"""A supervisor starts all or nothing, starts again what ends, and stops in order. Its parts here are small programs."""
+"""A supervisor starts all programs or none, restarts those that end, and stops them in order."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
+from child_process import ChildProcess, OwnProcess, StartFailed
 from embedded import supervisor as module
-from embedded.errors import Interrupted, StartFailed
+from embedded.errors import Interrupted
 from embedded.home import Home
-from embedded.part import Part
-from embedded.process import Process
+from embedded.program import Program
+from embedded.shutdown import stop_programs
 from embedded.signals import Signals
 from embedded.stack import Stack
-from embedded.stop_parts import stop_parts
 from embedded.supervisor import Supervisor
 from tests.servers import wait_until
 
 READY = "import os, pathlib, time; pathlib.Path(os.environ['CELERIAC_READY_FILE']).touch(); "
 
 
-def part(role: str, code: str = READY + "time.sleep(60)") -> Part:
-    return Part(role, [sys.executable, "-c", code])
+def program(role: str, code: str = READY + "time.sleep(60)") -> Program:
+    return Program(role, [sys.executable, "-c", code])
 
 
 @pytest.fixture
@@ -35,24 +35,24 @@ def fresh(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
     home.create()
     yield home
-    stop_parts(home)
+    stop_programs(home)
 
 
 @pytest.fixture
-def told() -> list[str]:
+def reports() -> list[str]:
     return []
 
 
-def supervisor(home: Home, told: list[str], *parts: Part, servers: tuple[Part, ...] = ()) -> Supervisor:
-    return Supervisor(home, Stack(list(servers), list(parts), {"API_URL": "http://here"}), told.append, Signals())
+def supervisor(home: Home, reports: list[str], *programs: Program, servers: tuple[Program, ...] = ()) -> Supervisor:
+    return Supervisor(home, Stack(list(servers), list(programs), {"API_URL": "http://here"}), reports.append, Signals())
 
 
 def pids(home: Home) -> dict[str, int]:
     return {path.stem: int(path.read_text().split()[0]) for path in (home.path / "run").glob("*.pid")}
 
 
-def test_servers_come_first_then_the_schema_then_the_parts(fresh: Home, told: list[str]) -> None:
-    running = supervisor(fresh, told, part("worker"), servers=(part("postgres"),))
+def test_servers_start_first_then_the_schema_is_migrated_then_the_rest_starts(fresh: Home, reports: list[str]) -> None:
+    running = supervisor(fresh, reports, program("worker"), servers=(program("postgres"),))
     seen: dict[str, int] = {}
     running.start(migrate=lambda: seen.update(pids(fresh)))
     assert seen.keys() == {"postgres"}
@@ -68,14 +68,14 @@ def test_servers_come_first_then_the_schema_then_the_parts(fresh: Home, told: li
         ("import time; time.sleep(60)", "not ready"),
     ],
 )
-def test_a_part_that_does_not_start_leaves_nothing_running(
-    code: str, sentence: str, fresh: Home, told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_program_that_does_not_start_leaves_nothing_running(
+    code: str, sentence: str, fresh: Home, reports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "START_PATIENCE_SECONDS", 1.0)
-    failing = supervisor(fresh, told, part("worker"), part("flower", code), servers=(part("postgres"),))
+    failing = supervisor(fresh, reports, program("worker"), program("flower", code), servers=(program("postgres"),))
     with pytest.raises(StartFailed, match=sentence):
         failing.start(migrate=lambda: None)
-    started = [Process.of(pid) for role, pid in pids(fresh).items() if role in ("worker", "postgres")]
+    started = [OwnProcess.of(pid) for role, pid in pids(fresh).items() if role in ("worker", "postgres")]
     assert len(started) == 2
     failing.stop()
     assert not any(process.is_alive() for process in started)
@@ -83,15 +83,15 @@ def test_a_part_that_does_not_start_leaves_nothing_running(
     assert fresh.stack == {}
 
 
-def test_a_missing_program_is_a_sentence(fresh: Home, told: list[str]) -> None:
-    failing = supervisor(fresh, told, Part("worker", ["/no/such/program"]))
+def test_a_missing_executable_is_reported_as_one_sentence(fresh: Home, reports: list[str]) -> None:
+    failing = supervisor(fresh, reports, Program("worker", ["/no/such/program"]))
     with pytest.raises(StartFailed, match="worker could not be started: No such file"):
         failing.start(migrate=lambda: None)
     failing.stop()
 
 
-def test_a_signal_during_the_start_stops_it(fresh: Home, told: list[str]) -> None:
-    interrupted = supervisor(fresh, told, part("worker", "import time; time.sleep(60)"))
+def test_a_signal_during_the_start_stops_everything(fresh: Home, reports: list[str]) -> None:
+    interrupted = supervisor(fresh, reports, program("worker", "import time; time.sleep(60)"))
     with interrupted.signals:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(Interrupted):
@@ -100,65 +100,65 @@ def test_a_signal_during_the_start_stops_it(fresh: Home, told: list[str]) -> Non
     assert pids(fresh) == {}
 
 
-def test_a_part_that_dies_is_started_again_with_a_growing_wait(fresh: Home, told: list[str]) -> None:
-    steady = supervisor(fresh, told, part("worker"), part("beat"))
+def test_a_program_that_dies_is_restarted_after_a_growing_pause(fresh: Home, reports: list[str]) -> None:
+    steady = supervisor(fresh, reports, program("worker"), program("beat"))
     steady.start(migrate=lambda: None)
     before = pids(fresh)
     now = time.monotonic()
-    for wait in (1, 2, 4):
+    for pause in (1, 2, 4):
         victim = pids(fresh)["worker"]
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: steady.running["worker"].exit_code() is not None, "the part ends")
-        steady._start_again_what_ended(now)
-        assert told[-1] == f"worker ended with code -9; starting it again in {wait} s"
-        steady._start_again_what_ended(now + wait - 0.1)
-        assert pids(fresh)["worker"] == victim  # still named, so that `ps` shows it as stopped
-        steady._start_again_what_ended(now + wait)
+        wait_until(lambda: steady.running["worker"].exit_code() is not None, "the program ends")
+        steady.restart_ended(now)
+        assert reports[-1] == f"worker ended with code -9; restarting it in {pause} s"
+        steady.restart_ended(now + pause - 0.1)
+        assert pids(fresh)["worker"] == victim  # the pid file stays, so that `ps` shows the program as stopped
+        steady.restart_ended(now + pause)
         assert pids(fresh)["worker"] != victim
     assert pids(fresh)["beat"] == before["beat"]
     steady.stop()
 
 
-def test_a_part_that_ran_steadily_is_started_again_soon(fresh: Home, told: list[str]) -> None:
-    steady = supervisor(fresh, told, part("worker"))
+def test_a_program_that_ran_for_long_is_restarted_soon(fresh: Home, reports: list[str]) -> None:
+    steady = supervisor(fresh, reports, program("worker"))
     steady.start(migrate=lambda: None)
-    steady._waits["worker"] = 30.0
+    steady._pauses["worker"] = 30.0
     os.kill(pids(fresh)["worker"], signal.SIGKILL)
-    wait_until(lambda: steady.running["worker"].exit_code() is not None, "the part ends")
-    steady._start_again_what_ended(time.monotonic() + module.STEADY_SECONDS + 1)
-    assert told[-1].endswith("in 1 s")
+    wait_until(lambda: steady.running["worker"].exit_code() is not None, "the program ends")
+    steady.restart_ended(time.monotonic() + module.STEADY_SECONDS + 1)
+    assert reports[-1].endswith("in 1 s")
     steady.stop()
 
 
-def test_children_of_a_killed_part_do_not_survive_it(fresh: Home, told: list[str]) -> None:
+def test_children_of_a_killed_program_are_killed_too(fresh: Home, reports: list[str]) -> None:
     spawns = "import subprocess; subprocess.Popen(['sleep', '60']); "
-    steady = supervisor(fresh, told, part("worker", spawns + READY + "time.sleep(60)"))
+    steady = supervisor(fresh, reports, program("worker", spawns + READY + "time.sleep(60)"))
     steady.start(migrate=lambda: None)
     ready_file = str(fresh.ready_file("worker"))
-    family = Process.marked("CELERIAC_READY_FILE", ready_file)
+    family = OwnProcess.with_variable("CELERIAC_READY_FILE", ready_file)
     assert len(family) == 2
     os.kill(pids(fresh)["worker"], signal.SIGKILL)
-    wait_until(lambda: steady.running["worker"].exit_code() is not None, "the part ends")
-    steady._start_again_what_ended(time.monotonic())
+    wait_until(lambda: steady.running["worker"].exit_code() is not None, "the program ends")
+    steady.restart_ended(time.monotonic())
     assert not any(process.is_alive() for process in family)
     steady.stop()
 
 
-def test_work_stops_before_the_servers_it_needs(fresh: Home, told: list[str], tmp_path: Path) -> None:
+def test_workers_stop_before_the_servers_they_need(fresh: Home, reports: list[str], tmp_path: Path) -> None:
     order = tmp_path / "order"
 
-    def noting(role: str) -> Part:
+    def noting(role: str) -> Program:
         note = f"lambda *_: (open({str(order)!r}, 'a').write({role!r} + ' '), os._exit(0))"
-        return part(role, f"import os, signal; [signal.signal(s, {note}) for s in (2, 15)]; {READY} time.sleep(60)")
+        return program(role, f"import os, signal; [signal.signal(s, {note}) for s in (2, 15)]; {READY} time.sleep(60)")
 
-    running = supervisor(fresh, told, noting("worker"), noting("beat"), servers=(noting("postgres"),))
+    running = supervisor(fresh, reports, noting("worker"), noting("beat"), servers=(noting("postgres"),))
     running.start(migrate=lambda: None)
     running.stop()
     assert order.read_text().split() == ["beat", "worker", "postgres"]
 
 
-def test_a_part_whose_pid_file_was_lost_is_stopped_all_the_same(fresh: Home, told: list[str]) -> None:
-    running = supervisor(fresh, told, part("worker"))
+def test_a_program_whose_pid_file_was_lost_is_stopped_too(fresh: Home, reports: list[str]) -> None:
+    running = supervisor(fresh, reports, program("worker"))
     running.start(migrate=lambda: None)
     worker = running.running["worker"].process
     fresh.pid_file("worker").unlink()
@@ -166,38 +166,38 @@ def test_a_part_whose_pid_file_was_lost_is_stopped_all_the_same(fresh: Home, tol
     assert not worker.is_alive()
 
 
-def test_a_part_that_cannot_be_started_again_waits_and_the_others_go_on(
-    fresh: Home, told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_program_that_cannot_be_restarted_is_tried_again_while_the_others_run(
+    fresh: Home, reports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steady = supervisor(fresh, told, part("worker"), part("beat"))
+    steady = supervisor(fresh, reports, program("worker"), program("beat"))
     steady.start(migrate=lambda: None)
     now = time.monotonic()
     os.kill(pids(fresh)["worker"], signal.SIGKILL)
-    wait_until(lambda: steady.running["worker"].exit_code() is not None, "the part ends")
-    steady._start_again_what_ended(now)
+    wait_until(lambda: steady.running["worker"].exit_code() is not None, "the program ends")
+    steady.restart_ended(now)
 
-    def disk_is_full(_home: Home, _part: Part) -> None:
+    def disk_is_full(_program: Program, _home: Home) -> ChildProcess:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "Running", disk_is_full)
-    steady._start_again_what_ended(now + 1)
-    assert told[-1] == "worker could not be started: No space left on device."
+    monkeypatch.setattr(Program, "start", disk_is_full)
+    steady.restart_ended(now + 1)
+    assert reports[-1] == "worker could not be started: No space left on device."
     assert steady.running["beat"].exit_code() is None
     monkeypatch.undo()
-    steady._start_again_what_ended(now + 2)
-    steady._start_again_what_ended(now + 60)
-    assert told[-1].startswith("worker started again")
+    steady.restart_ended(now + 2)
+    steady.restart_ended(now + 60)
+    assert reports[-1].startswith("worker restarted")
     steady.stop()
 
 
-def test_a_part_whose_pid_cannot_be_written_down_does_not_run_on(
-    fresh: Home, told: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_program_whose_pid_file_cannot_be_written_is_killed(
+    fresh: Home, reports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def disk_is_full(_self: Process, _path: Path) -> None:
+    def disk_is_full(_self: OwnProcess, _path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Process, "write", disk_is_full)
-    failing = supervisor(fresh, told, part("worker"))
+    monkeypatch.setattr(OwnProcess, "write", disk_is_full)
+    failing = supervisor(fresh, reports, program("worker"))
     with pytest.raises(StartFailed, match="No space left"):
         failing.start(migrate=lambda: None)
-    assert Process.marked("CELERIAC_READY_FILE", str(fresh.ready_file("worker"))) == []
+    assert OwnProcess.with_variable("CELERIAC_READY_FILE", str(fresh.ready_file("worker"))) == []

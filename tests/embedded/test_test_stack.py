@@ -1,4 +1,4 @@
-"""The stack that a user's tests get: everything goes through the real broker, and this process works it off."""
+"""The stack for users' tests: tasks go through the real broker, and the test process runs them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
 from embedded import test_stack
-from embedded.temporary_servers import Scratch
-from embedded.test_stack import StackOfTests
+from embedded.temporary_servers import TemporaryServers
+from embedded.test_stack import StackForTests
 from models.errors import Misuse
 from models.sql import sql
 from tasks import Task, submit
@@ -22,55 +22,55 @@ STATUSES = "type, status, attempt_count"
 
 
 @pytest.fixture
-def of_tests(stack: ServersOfTests) -> Iterator[StackOfTests]:
-    """On the servers of our own tests, which `scratch` would start anew."""
+def tests_stack(stack: ServersOfTests) -> Iterator[StackForTests]:
+    """Use the servers of our own tests instead of starting new ones."""
     superuser = stack.cluster.superuser.url.render_as_string(hide_password=False)
     assert make_url(superuser).database == "migrated"
-    made = StackOfTests(Scratch(stack.home, stack.addresses, superuser))
+    made = StackForTests(TemporaryServers(stack.home, stack.addresses, superuser))
     with handled("test.chain", chain, backoff=[60]):
         yield made
     made.superuser.dispose()
 
 
 def chain(task: Task, db: Session) -> None:
-    """Submits the next one; the last one fails once."""
+    """Submit the next task; the last one fails once."""
     if task.payload:
         submit(db, "test.chain", task.payload - 1)
     elif task.attempt_count == 0:
         raise LookupError("not yet")
 
 
-def submitted(stack: StackOfTests, payload: int) -> None:
+def submitted(stack: StackForTests, payload: int) -> None:
     with Session(stack.engine) as session:
         submit(session, "test.chain", payload)
         session.commit()
 
 
-def test_everything_that_is_due_is_worked_off_and_what_follows_from_it(of_tests: StackOfTests) -> None:
-    submitted(of_tests, 2)
-    assert of_tests.run_all() == 3
+def test_run_all_runs_every_due_task_and_those_that_it_submits(tests_stack: StackForTests) -> None:
+    submitted(tests_stack, 2)
+    assert tests_stack.run_all() == 3
     assert rows(STATUSES) == [("test.chain", "SUCCEEDED", 0)] * 2 + [("test.chain", "RETRYING", 1)]
-    assert of_tests.run_all() == 0, "what is due later stays"
+    assert tests_stack.run_all() == 0, "a task that is due later must not run"
 
-    of_tests.travel(minutes=1)
-    assert of_tests.run_all() == 1
+    tests_stack.travel(minutes=1)
+    assert tests_stack.run_all() == 1
     assert rows(STATUSES)[-1] == ("test.chain", "SUCCEEDED", 1)
 
 
-def test_the_next_test_finds_nothing(of_tests: StackOfTests) -> None:
-    submitted(of_tests, 1)
-    of_tests.travel(days=1)
-    of_tests.empty()
+def test_a_test_finds_no_data_of_the_test_before(tests_stack: StackForTests) -> None:
+    submitted(tests_stack, 1)
+    tests_stack.travel(days=1)
+    tests_stack.empty()
     assert rows() == []
-    assert of_tests.run_all() == 0
-    with of_tests.engine.begin() as connection:
+    assert tests_stack.run_all() == 0
+    with tests_stack.engine.begin() as connection:
         assert connection.execute(sql("SELECT count(*) FROM ledger.ledger_clock")).scalar() == 0
 
 
-def test_tasks_that_submit_each_other_for_ever_end_with_a_sentence(
-    of_tests: StackOfTests, monkeypatch: pytest.MonkeyPatch
+def test_tasks_that_submit_each_other_without_end_do_not_hang_the_test(
+    tests_stack: StackForTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_stack, "MOST_MESSAGES", 5)
-    submitted(of_tests, 20)
-    with pytest.raises(Misuse, match="After 5 messages there are more"):
-        of_tests.run_all()
+    submitted(tests_stack, 20)
+    with pytest.raises(Misuse, match="More than 5 messages"):
+        tests_stack.run_all()

@@ -1,1 +1,1 @@
-"""Processes of this machine in the place of pytest-celery's containers: its fixtures need no Docker engine."""
+"""Local processes instead of pytest-celery's containers, so that its fixtures need no Docker engine."""

@@ -1,4 +1,4 @@
-"""pytest-celery's containers with a local process inside. It has no types: this file alone has to know that."""
+"""pytest-celery's containers, with a local process instead of Docker. pytest-celery has no types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.nodes.rabbitmq import GivenRabbit, OwnRabbit
 
 
 class _Local:
-    """Tests share nodes: whoever made one ends it, so that a fixture's `teardown` of it does nothing."""
+    """A node that several tests share. Its creator ends it, so `teardown` does nothing."""
 
     process: LocalProcess | GivenRabbit
 
@@ -34,7 +34,7 @@ class _Local:
         pass
 
     def ensure_running(self) -> None:
-        """Started again if a test has ended it."""
+        """Start the process again if a test has ended it."""
         if self.process.status == "exited":
             self.process.end()
             self.process.start()
@@ -42,7 +42,7 @@ class _Local:
 
 
 class RedisNode(_Local, RedisContainer):  # type: ignore[misc]
-    """A Redis as the embedded stack has it, in a home of its own."""
+    """A Redis configured as in the embedded stack, in a home of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.home = Home(folder)
@@ -70,7 +70,7 @@ class RedisNode(_Local, RedisContainer):  # type: ignore[misc]
 
 
 class RabbitNode(_Local, RabbitMQContainer):  # type: ignore[misc]
-    """One vhost of the run's RabbitMQ."""
+    """One virtual host of the RabbitMQ of this test run."""
 
     def __init__(self, rabbit: OwnRabbit | GivenRabbit) -> None:
         self.process = rabbit.process
@@ -94,21 +94,18 @@ class RabbitNode(_Local, RabbitMQContainer):  # type: ignore[misc]
 
 
 class WorkerNode(_Local, CeleryWorkerContainer):  # type: ignore[misc]
-    """`celery -A tasks worker` of this project, with its own folder for temporary files."""
+    """`celery -A tasks worker` with its own folder for temporary files."""
 
     process: LocalProcess
 
     def __init__(self, folder: Path, *options: str, **variables: str) -> None:
-        ready_file = folder / "ready"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
         self.process = LocalProcess(
             [*celery("-A", "tasks", "worker"), *options],
             folder=folder,
             cwd=ROOT,
-            environment=environment(CELERIAC_READY_FILE=str(ready_file), TMPDIR=str(self.temporary), **variables),
-            is_ready=ready_file.exists,
-            before_start=lambda: ready_file.unlink(missing_ok=True),
+            environment=environment(TMPDIR=str(self.temporary), **variables),
         )
         super().__init__(self.process)
 
@@ -125,7 +122,7 @@ class WorkerNode(_Local, CeleryWorkerContainer):  # type: ignore[misc]
 
 
 class LocalTestWorker(CeleryTestWorker):  # type: ignore[misc]
-    """A worker whose host is this machine."""
+    """A worker whose host name is that of this machine."""
 
     def hostname(self) -> str:
         return f"{self.worker_name}@{socket.gethostname()}"

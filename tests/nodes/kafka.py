@@ -1,8 +1,8 @@
-"""A Kafka cluster for the tests: the brokers that librdkafka has for its own tests, in a process that can be hurt.
+"""A Kafka cluster for tests: the mock brokers of librdkafka, in a process that tests can stop and kill.
 
-They speak the real protocol over TCP on loopback; any client can use them. What they do not have: administration
-(topics are made here, or by their first use), SASL, TLS, disks, and the check of sequence numbers of producers without
-transactions, so that they keep a record twice which is sent twice. A cluster is gone with whoever started it.
+The brokers speak the real protocol over TCP on loopback, and any client can use them. They have no administration API
+(topics are created here, or by first use), no SASL, TLS or disks, and do not check the sequence numbers of producers
+without transactions, so that a record sent twice is stored twice. A cluster ends with the process that started it.
 
     cluster = KafkaCluster()
     cluster.make_topic("orders", partitions=3)
@@ -31,7 +31,7 @@ ROOT: Final = Path(__file__).parents[2]
 PRODUCE: Final = 0  # the protocol's number of the request
 INIT_PRODUCER_ID: Final = 22
 PR_SET_PDEATHSIG: Final = 1
-# the functions that can be called from outside, without their prefix and first argument, the cluster
+# functions that tests may call, without their prefix and without their first argument, the cluster
 CALLS: Final[dict[str, tuple[Any, ...]]] = {
     "broker_push_request_error_rtts": (ctypes.c_int32, ctypes.c_int16, ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
     "broker_set_down": (ctypes.c_int32,),
@@ -52,7 +52,7 @@ WITHOUT_ANSWER: Final = {
 
 
 class KafkaCluster:
-    """Brokers 1 … `brokers`, running."""
+    """A running cluster with the brokers 1 … `brokers`."""
 
     def __init__(self, brokers: int = 3) -> None:
         self._brokers = brokers
@@ -67,7 +67,7 @@ class KafkaCluster:
         self.bootstrap_servers = self._line()
 
     def make_topic(self, name: str, *, partitions: int) -> None:
-        """Each partition is led by any of the brokers."""
+        """Create a topic; librdkafka chooses the leader of each partition."""
         self._call("topic_create", name, partitions, self._brokers)
 
     def set_leaders(self, topic: str, brokers: Sequence[int]) -> None:
@@ -75,24 +75,24 @@ class KafkaCluster:
             self._call("partition_set_leader", topic, partition, broker)
 
     def fail_topic(self, name: str, code: int) -> None:
-        """Whoever asks for the topic gets this error, until it is 0."""
+        """Answer requests for the topic with this error. Code 0 ends it."""
         self._call("topic_set_error", name, code)
 
     def fail_requests(self, api: int, codes: Sequence[int]) -> None:
-        """The next requests of this kind get these errors, one each. `_TRANSPORT` cuts the connection instead."""
+        """Answer the next requests of this kind with these errors, one each. `_TRANSPORT` cuts the connection."""
         self._call("clear_request_errors", api)
         self._call("push_request_errors_array", api, len(codes), list(codes))
 
     def delay_request(self, broker: int, api: int, code: int, *, milliseconds: int) -> None:
-        """The next request of this kind to this broker is answered so much later, with an error unless it is 0.
+        """Delay the answer to the next request of this kind to this broker; `code` 0 means no error.
 
-        From then on `fail_requests` reaches this broker no more.
+        Afterwards `fail_requests` has no effect on this broker.
         """
         self._call("broker_push_request_error_rtts", broker, api, 1, code, milliseconds)
 
     @contextmanager
     def without_broker(self, number: int) -> Iterator[None]:
-        """Its partitions keep it as their leader."""
+        """Stop one broker. It stays the leader of its partitions."""
         self._call("broker_set_down", number)
         try:
             yield
@@ -101,7 +101,7 @@ class KafkaCluster:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """It takes connections and answers nothing."""
+        """Suspend the cluster: it accepts connections and does not answer."""
         self.popen.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.popen.pid, os.WSTOPPED)  # the first thread stops at once, the brokers' a little later
         try:
@@ -110,7 +110,7 @@ class KafkaCluster:
             self.popen.send_signal(signal.SIGCONT)
 
     def records(self, topic: str) -> list[Message]:
-        """All there are at this moment, partition by partition."""
+        """Return all records that are there now, by partition and offset."""
         settings = {"bootstrap.servers": self.bootstrap_servers, "group.id": "unused", "fetch.wait.max.ms": 10}
         with Consumer(settings) as consumer:
             numbers = consumer.list_topics(topic, timeout=5).topics[topic].partitions
@@ -120,13 +120,13 @@ class KafkaCluster:
             found: list[Message] = []
             while len(found) < expected:
                 messages = consumer.consume(expected - len(found), timeout=5)
-                assert messages, f"{topic} has {expected} records, and only {len(found)} could be read"
+                assert messages, f"{topic} has {expected} records, but only {len(found)} could be read"
                 found.extend(messages)
         assert not [message.error() for message in found if message.error()]
         return sorted(found, key=lambda message: (message.partition(), message.offset()))
 
     def has_unread_requests(self) -> bool:
-        """The kernel has bytes for a broker that it has not taken: of a cluster that is stopped, something is asked."""
+        """Return whether a suspended cluster was sent a request: the kernel holds bytes that no broker has read."""
         ports = {f"{int(address.rpartition(':')[2]):04X}" for address in self.bootstrap_servers.split(",")}
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         established = [row for row in rows if row[1].partition(":")[2] in ports and row[3] == "01"]
@@ -142,7 +142,7 @@ class KafkaCluster:
         self.popen.stdin.close()
         try:
             self.popen.wait(5)
-        except subprocess.TimeoutExpired:  # it is stopped
+        except subprocess.TimeoutExpired:  # it is suspended
             self.popen.kill()
             self.popen.wait(5)
         self.popen.stdout.close()
@@ -162,10 +162,10 @@ class KafkaCluster:
 
 
 def serve(brokers: int) -> None:
-    """The program: prints its addresses when it is ready, then the answer to each call, until its input ends."""
-    if sys.platform == "linux":  # a stopped process does not see the end of its input
+    """Run the cluster: print its addresses, then the result of each call, until the input ends."""
+    if sys.platform == "linux":  # a suspended process does not see the end of its input
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    library = ctypes.CDLL(cimpl.__file__)  # which finds what librdkafka has, and the binding does not show
+    library = ctypes.CDLL(cimpl.__file__)  # librdkafka has functions that the Python binding does not export
     for name in ("conf_new", "new", "mock_cluster_new"):
         getattr(library, f"rd_kafka_{name}").restype = ctypes.c_void_p
     library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
@@ -181,7 +181,7 @@ def serve(brokers: int) -> None:
     _say(library.rd_kafka_mock_cluster_bootstraps(cluster).decode())
     for line in sys.stdin:
         name, *given = json.loads(line)
-        time.sleep(0.005)  # librdkafka overlooks a call that follows another at once, and finds it a second later
+        time.sleep(0.005)  # librdkafka notices a call that follows another at once only a second later
         _say(getattr(library, f"rd_kafka_mock_{name}")(cluster, *map(_as_c, given)) or 0)
 
 

@@ -1,4 +1,4 @@
-"""The one RabbitMQ of a test run, for tests of every folder: a fixture that two conftest files import would be two."""
+"""Fixtures for the RabbitMQ of the test run. A plugin, since a fixture imported by two conftest files exists twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.nodes.shared import SharedRabbit
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_rabbit(request: pytest.FixtureRequest) -> Iterator[SharedRabbit]:
-    """Boots while other tests run, if one of this run will ask for it."""
+    """Start RabbitMQ early, while other tests run, if a test of this run needs it."""
     rabbit = SharedRabbit()
     if any(_needs_it(item) for item in request.session.items):
         rabbit.launch()
@@ -22,10 +22,10 @@ def shared_rabbit(request: pytest.FixtureRequest) -> Iterator[SharedRabbit]:
 
 @pytest.fixture
 def rabbitmq_vhost(shared_rabbit: SharedRabbit) -> RabbitNode:
-    """Where no worker listens. Tests share it: each makes its queues anew."""
+    """Provide a virtual host without workers. Tests share it, so each must delete and declare its queues."""
     return shared_rabbit.vhost("without workers")
 
 
 def _needs_it(item: pytest.Item) -> bool:
-    """A parameter shows in the name; a fixture that is asked for shows among the item's."""
+    """Return whether a test has RabbitMQ among its parameters, which show in its name, or among its fixtures."""
     return "rabbitmq" in item.name or "rabbitmq_vhost" in getattr(item, "fixturenames", ())

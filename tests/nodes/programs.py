@@ -1,4 +1,4 @@
-"""Programs as a user types them: `celery …` of this environment, in the project's folder, with nothing else set."""
+"""Run programs as a user would: in the folder of the project, without variables that tests have set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_INHERITED = ("PYTHONPATH", "REMAP_SIGTERM", "PROMETHEUS_MULTIPROC_DIR", "CE
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, which `tests.isolation` has emptied of addresses."""
+    """Return the environment of this process, from which `tests.isolation` has removed the addresses of servers."""
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     return inherited | variables
 
@@ -24,7 +24,7 @@ def celery(*arguments: str) -> list[str]:
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen[str]:
-    """Without waiting, so that several can be asked at once."""
+    """Start a program without waiting for it."""
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -38,7 +38,7 @@ def start(command: list[str], **variables: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], *, seconds: float = 30) -> subprocess.CompletedProcess[str]:
-    """Wait for its end; what does not end in time is ended."""
+    """Wait for the end of a program, and kill it if it does not end in time."""
     try:
         said, complained = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

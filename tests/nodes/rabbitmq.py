@@ -1,8 +1,8 @@
-"""A RabbitMQ for the tests: one node per run, in a temporary folder, on loopback, with a vhost for whoever asks.
+"""A RabbitMQ for the tests: one node per run, in a temporary folder, on loopback, with several virtual hosts.
 
-Debian's `rabbitmq-server` on the PATH wants to be root and changes to a user of its own; the script in the package's
-folder runs as anybody. Erlang's name server (epmd) detaches itself: it has a port of its own here, inherits the mark of
-the node, and is ended by that. With AMQP_URL set that server is used instead; we neither stop it nor make vhosts there.
+Debian's `rabbitmq-server` on the PATH must be run by root and changes to its own user; the script in the package's
+folder runs as any user. Erlang's name server (epmd) detaches itself; it gets a port of its own, and is found by the
+environment that it inherits. With AMQP_URL set, that server is used instead; we neither stop it nor add virtual hosts.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.nodes.programs import environment
 
 MISSING: Final = "RabbitMQ: no rabbitmq-server is installed and AMQP_URL is not set"
 USER: Final = "celeriac"
-VHOSTS: Final = 16  # made at the start, 20 ms each; `rabbitmqctl add_vhost` would cost a second
-LARGEST_MESSAGE: Final = 1_000_000  # bytes; by default 128 MiB, or 16 MiB since 4.0
+VHOSTS: Final = 16  # created at the start, 20 ms each; `rabbitmqctl add_vhost` takes a second
+LARGEST_MESSAGE: Final = 1_000_000  # in bytes; the default is 128 MiB, since 4.0 16 MiB
 QUEUES: Final = ("ingest", "system", "ingest.dlq")
 
 
 class OwnRabbit:
-    """A node that we start and end."""
+    """A RabbitMQ node that we start and end."""
 
     def __init__(self, server: Path) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="celeriac-rabbitmq-"))  # RabbitMQ cannot read the disk at a space
+        self.folder = Path(tempfile.mkdtemp(prefix="celeriac-rabbitmq-"))  # RabbitMQ cannot handle a path with a space
         self.password = secrets.token_urlsafe(16)
         ports = Home(self.folder).ports({"amqp": 0, "distribution": 0, "epmd": 0}, wished={})
         self.port = ports["amqp"]
@@ -50,7 +50,7 @@ class OwnRabbit:
         )
 
     def url(self) -> str:
-        """The address of a vhost that nobody has used."""
+        """Return the address of an unused virtual host."""
         number = next(self._free)
         assert number < VHOSTS, f"the tests use more than {VHOSTS} vhosts: raise VHOSTS"
         return self._url(number)
@@ -67,7 +67,7 @@ class OwnRabbit:
 
     def _variables(self, ports: dict[str, int]) -> dict[str, str]:
         return {
-            "HOME": str(self.folder),  # of its Erlang cookie
+            "HOME": str(self.folder),  # for its Erlang cookie
             "RABBITMQ_NODENAME": f"celeriac{self.port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
@@ -76,7 +76,7 @@ class OwnRabbit:
             "RABBITMQ_MNESIA_BASE": str(self.folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self.folder / "log"),
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
-            "RABBITMQ_CONF_ENV_FILE": os.devnull,  # not the machine's
+            "RABBITMQ_CONF_ENV_FILE": os.devnull,  # ignore the configuration of this machine
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
             "ERL_EPMD_PORT": str(ports["epmd"]),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
@@ -100,7 +100,7 @@ class OwnRabbit:
 
 
 class GivenRabbit:
-    """The server of AMQP_URL, in the form of a process that runs for ever."""
+    """The server of AMQP_URL, with the interface of a process that always runs."""
 
     status = "running"
     name = id = "AMQP_URL"
@@ -111,7 +111,7 @@ class GivenRabbit:
         self.process = self
 
     def url(self) -> str:
-        """Always the same vhost, without what an earlier test left in our queues."""
+        """Delete the queues of earlier tests and return the one virtual host."""
         with Connection(self._url) as connection:
             for name in QUEUES:
                 with connection.channel() as channel:
@@ -125,7 +125,7 @@ class GivenRabbit:
         return answers(self._url)
 
     def await_ready(self, _seconds: float = 30) -> None:
-        assert self.is_ready(), "no RabbitMQ answers at AMQP_URL"
+        assert self.is_ready(), "the RabbitMQ at AMQP_URL does not answer"
 
     def reload(self) -> None:
         pass
@@ -136,12 +136,12 @@ class GivenRabbit:
     def start(self) -> None:
         pass
 
-    def restart(self, timeout: float = 10) -> None:  # noqa: ARG002 - the form of LocalProcess
-        pytest.skip("RabbitMQ: the server of AMQP_URL is not ours to restart")
+    def restart(self, timeout: float = 10) -> None:  # noqa: ARG002 - the interface of LocalProcess
+        pytest.skip("RabbitMQ: tests do not restart the server of AMQP_URL")
 
 
 def launch() -> OwnRabbit | GivenRabbit | None:
-    """Started but not awaited: it takes six seconds. None if there is none."""
+    """Start a node without waiting for it, which would take six seconds. Return None if RabbitMQ is not installed."""
     if url := os.environ.get("AMQP_URL"):
         return GivenRabbit(url)
     server = find_server()
@@ -149,14 +149,14 @@ def launch() -> OwnRabbit | GivenRabbit | None:
 
 
 def find_server() -> Path | None:
-    """The script that starts a node as whoever calls it; in its folder are the scripts that it reads."""
+    """Return the script that starts a node as the calling user. It needs the other scripts of its folder."""
     on_path = shutil.which("rabbitmq-server")
     candidates = [Path("/usr/lib/rabbitmq/bin/rabbitmq-server"), *([Path(on_path).resolve()] if on_path else [])]
     return next((path for path in candidates if path.exists() and path.with_name("rabbitmq-env").exists()), None)
 
 
 def answers(url: str) -> bool:
-    with suppress(Exception), Connection(url, connect_timeout=2) as connection:  # kombu's transports raise many kinds
+    with suppress(Exception), Connection(url, connect_timeout=2) as connection:  # transports raise many errors
         connection.connect()
         return True
     return False

@@ -1,4 +1,4 @@
-"""The nodes of a test run: each made when it is first asked for, used by many tests, ended at the end."""
+"""The nodes of a test run: each is started on first use, shared by many tests, and ended with the run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Broker = RedisNode | RabbitNode
 
 
 class SharedRabbit:
-    """The one RabbitMQ of a run, with vhosts by name."""
+    """The RabbitMQ of a run, with virtual hosts by name."""
 
     def __init__(self) -> None:
         self.server: rabbitmq.OwnRabbit | rabbitmq.GivenRabbit | None = None
         self._nodes: dict[str, RabbitNode] = {}
 
     def launch(self) -> None:
-        """Does not wait for it: it takes six seconds."""
+        """Start it without waiting: that takes six seconds."""
         self.server = self.server or rabbitmq.launch()
 
     def vhost(self, name: str) -> RabbitNode:
-        """The same one for the same name."""
+        """Return the virtual host with this name."""
         self.launch()
         if self.server is None:
             pytest.skip(rabbitmq.MISSING)
@@ -40,7 +40,7 @@ class SharedRabbit:
 
 
 class SharedNodes:
-    """What a test has ended is started again for the next one."""
+    """Redis, RabbitMQ and workers. A node that a test has ended is started again for the next one."""
 
     def __init__(self, folder: Path, *, ledger: Home, rabbit: SharedRabbit) -> None:
         self.folder = folder
@@ -63,10 +63,10 @@ class SharedNodes:
         return self._rabbit.vhost("workers")
 
     def worker(self, broker: Broker) -> WorkerNode:
-        """A bare worker: two children wherever it runs, its own /metrics, and it knows the task that tests hold."""
+        """Return a worker with two child processes, its own /metrics, and the slow tasks of the tests."""
         self._launch_worker(broker)
         if self.rabbit and self.rabbit.process.is_ready():
-            self._launch_worker(self.rabbitmq())  # will be asked for next: the two start side by side
+            self._launch_worker(self.rabbitmq())  # the next tests need it: start both at the same time
         self._workers[broker.url].ensure_running()
         return self._workers[broker.url]
 
@@ -85,6 +85,7 @@ class SharedNodes:
             *("-c", "2", "-I", "tests.tasks.slow_tasks"),
             BROKER_URL=broker.url,
             CELERIAC_HOME=str(self.ledger.path),
-            WORKER_RUN_TICKS="false",  # the tests tick, when they mean to
+            WORKER_RUN_TICKS="false",  # the tests run the ticks themselves
+            REMAP_SIGTERM="SIGQUIT",  # as `manage.py up` starts its workers
             WORKER_METRICS_PORT=str(self.ledger.ports({role: 0}, wished={})[role]),
         )

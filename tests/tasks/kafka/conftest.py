@@ -1,4 +1,4 @@
-"""A Kafka of one broker for the run, a topic and a group for each test, and this process in Kafka mode."""
+"""One Kafka broker for the run, a topic and a group for each test, and INGEST_QUEUE=kafka in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def topic(cluster: KafkaCluster, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Topic]:
-    """Nobody has used it. INGEST_QUEUE is kafka, and short sessions let others take over from a dead worker soon."""
+    """Create an unused topic. Sessions are short, so that the partitions of a dead worker move soon."""
     name = f"ingest.tasks-{next(_numbers)}"
     cluster.make_topic(name, partitions=PARTITIONS)
     monkeypatch.setenv("INGEST_QUEUE", "kafka")
@@ -48,7 +48,7 @@ def topic(cluster: KafkaCluster, stack: ServersOfTests, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def worker(topic: Topic) -> Iterator[NewWorker]:
-    """Workers of this process, closed at the end of the test."""
+    """Create workers in this process; they are closed at the end of the test."""
     made: list[Worker] = []
 
     def new() -> Worker:

@@ -1,11 +1,10 @@
-"""kill -9 of workers between Kafka and the ledger: every effect is there once, in a sink without a unique key."""
+"""Workers are killed between Kafka and the ledger; every effect happens once, in a table without a unique key."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -19,6 +18,7 @@ import pytest
 
 import settings
 from chaos.handlers import CREATE
+from child_process import ChildProcess
 from failpoint import arm
 from models.engine import engine
 from models.sql import sql
@@ -33,7 +33,7 @@ from tests.tasks.work import SCRIPTS, effects, insert, rows, transitions
 
 
 def killed_at(place: str) -> None:
-    """A worker in a child of this process, which ends there."""
+    """Run a worker in a forked process that is killed at this failpoint."""
     pid = os.fork()
     if pid == 0:
         arm(f"{place}=kill")
@@ -43,20 +43,21 @@ def killed_at(place: str) -> None:
             worker.turn(0.1)
         os._exit(1)
     _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status), f"it was never at {place}"
+    assert os.WIFSIGNALED(status), f"the worker never reached {place}"
     assert os.WTERMSIG(status) == signal.SIGKILL
 
 
 @pytest.mark.guarantee
+@pytest.mark.usefixtures("known_handlers")
 @pytest.mark.parametrize(
     ("place", "found"),
     [
-        ("kafka.before_commit", {("RUNNING", 1)}),  # the guard has committed, and Kafka has heard nothing
-        ("kafka.after_commit", {("RUNNING", 0)}),  # Kafka has forgotten them, and their handler has not ended
-        ("ingest.after_settle", {("SUCCEEDED", 1), ("SUCCEEDED", 0)}),  # the commit of the offset may be under way
+        ("kafka.before_commit", {("RUNNING", 1)}),  # the claim is committed, the offset is not
+        ("kafka.after_commit", {("RUNNING", 0)}),  # the offset is committed, the handlers still run
+        ("ingest.after_settle", {("SUCCEEDED", 1), ("SUCCEEDED", 0)}),  # the offset is being committed
     ],
 )
-def test_a_worker_that_is_killed_leaves_each_effect_once(
+def test_a_killed_worker_loses_and_doubles_no_effect(
     place: str, found: set[tuple[str, int]], topic: Topic, worker: NewWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = os.getpid()
@@ -65,7 +66,7 @@ def test_a_worker_that_is_killed_leaves_each_effect_once(
     def script(each: Any, db: Any) -> None:
         insert(each, db)
         if place == "kafka.after_commit" and os.getpid() != ours:
-            time.sleep(20)  # until the answer of Kafka has come, and with it the end
+            time.sleep(20)  # until Kafka has answered, where the failpoint kills it
 
     SCRIPTS["waits"] = script
     ids = submitted_in_sql(3, "test.scripted", '{"do": "waits"}')
@@ -74,77 +75,75 @@ def test_a_worker_that_is_killed_leaves_each_effect_once(
     assert {(status, topic.progress().waiting) for (status,) in rows("status")} <= found
     reclaimed(topic.stack)
     one = worker()
-    wait_until(lambda: one.turn(0.1) >= 0 and set(rows("status")) == {("SUCCEEDED",)}, "all have succeeded")
+    wait_until(lambda: one.turn(0.1) >= 0 and set(rows("status")) == {("SUCCEEDED",)}, "all tasks have succeeded")
     wait_until(lambda: one.turn(0.1) == 0 and not topic.progress().waiting, "the offsets are committed")
     assert effects() == dict.fromkeys(ids, 1)
     assert set(rows("attempt_count")) == {(0,)}
 
 
 @contextmanager
-def kafka_worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`manage.py kafka-worker`, with the settings of this test."""
-    ready, log = folder / "ready", folder / "log"
-    environment = {**os.environ, "INGEST_HANDLERS": "chaos.handlers", "CELERIAC_READY_FILE": str(ready)}
-    with log.open("wb") as output:
-        popen = subprocess.Popen(
-            [sys.executable, str(ROOT / "manage.py"), "kafka-worker"],
-            cwd=ROOT,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+def kafka_worker(folder: Path) -> Iterator[ChildProcess]:
+    """Run `manage.py kafka-worker` with the settings of this test."""
+    child = ChildProcess(
+        "kafka-worker",
+        [sys.executable, str(ROOT / "manage.py"), "kafka-worker"],
+        log=folder / "log",
+        ready_file=folder / "ready",
+        environment={**os.environ, "INGEST_HANDLERS": "chaos.handlers"},
+        cwd=ROOT,
+    )
     try:
-        wait_until(lambda: ready.exists() or popen.poll() is not None, "the worker is ready")
-        assert popen.poll() is None, log.read_text()
-        yield popen
+        child.await_ready()
+        yield child
     finally:
-        if popen.poll() is None:
-            os.killpg(popen.pid, signal.SIGKILL)
-        popen.wait()
+        child.kill()
 
 
 def holder() -> int | None:
-    """The process that has tasks in its hands."""
+    """Return the pid of the process that holds a lease."""
     with engine().begin() as connection:
         name = connection.execute(sql("SELECT holder FROM ledger.task_lease")).scalar()
     return int(name.removeprefix(f"{socket.gethostname()}:").partition("-")[0]) if name else None
 
 
 @pytest.mark.guarantee
-def test_a_child_that_is_killed_is_replaced_and_a_worker_that_is_told_to_end_gives_back(
+def test_a_killed_child_is_replaced_and_a_worker_that_is_told_to_end_releases_its_tasks(
     topic: Topic, tmp_path: Path
 ) -> None:
     with engine().begin() as connection:
-        connection.execute(sql("DROP TABLE IF EXISTS chaos_effect"))
+        connection.execute(sql("DROP TABLE IF EXISTS public.chaos_effect"))
         connection.execute(CREATE)
     with kafka_worker(tmp_path) as parent:
         known = effects_to_come(topic, 4, seconds=0)
-        wait_until(lambda: set(rows("status")) == {("SUCCEEDED",)}, "it knows the type, and takes more than one")
+        wait_until(
+            lambda: set(rows("status")) == {("SUCCEEDED",)},
+            "the first tasks have succeeded",
+        )
         ids = effects_to_come(topic, 4, seconds=0.2)
-        wait_until(holder, "a child has them")
+        wait_until(holder, "a child holds the tasks")
         first = holder()
         assert first not in (None, parent.pid)
         os.kill(first or 0, signal.SIGKILL)
         wait_until(
-            lambda: set(rows("status")) == {("SUCCEEDED",)}, "its parent has taken over, and another has run them"
+            lambda: set(rows("status")) == {("SUCCEEDED",)},
+            "the tasks were reclaimed and run",
         )
         (said,) = {message for id_ in ids for (message,) in transitions(id_, "message") if message}
         assert said.startswith(f"the worker {socket.gethostname()}:{first}-")
         assert said.endswith(" was lost with its batch")
         more = effects_to_come(topic, 4, seconds=5)
-        wait_until(holder, "the second child has them")
-        parent.terminate()
-        assert parent.wait(20) == 0
+        wait_until(holder, "the second child holds the tasks")
+        parent.popen.terminate()
+        assert parent.popen.wait(20) == 0
     assert holder() is None
     last = {row for id_ in more for row in transitions(id_)[-1:]}
     assert ("RUNNING", "QUEUED") in last
-    assert last <= {("RUNNING", "QUEUED"), (None, "QUEUED")}  # slow ones are not taken all at once
+    assert last <= {("RUNNING", "QUEUED"), (None, "QUEUED")}  # slow tasks are not all claimed together
     assert set(rows("attempt_count")) == {(0,)}
     with engine().begin() as connection:
-        found = connection.execute(sql("SELECT task_id FROM chaos_effect")).scalars()
+        found = connection.execute(sql("SELECT task_id FROM public.chaos_effect")).scalars()
         assert Counter(found) == dict.fromkeys([*known, *ids], 1)
-        connection.execute(sql("DROP TABLE chaos_effect"))
+        connection.execute(sql("DROP TABLE public.chaos_effect"))
 
 
 def effects_to_come(topic: Topic, count: int, *, seconds: float) -> list[uuid.UUID]:

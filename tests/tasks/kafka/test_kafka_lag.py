@@ -1,4 +1,4 @@
-"""Wake-ups that Kafka cannot hold any more are woken again; a million that wait in it are not, however uneven (P8)."""
+"""Lost wake-ups are sent again; wake-ups that still wait in the topic are not, however slow their partition is."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tasks.core.registry import handlers
 from tasks.kafka import lag
 from tasks.kafka.client import make_consumer
 from tasks.kafka.lag import Memory, Progress
-from tasks.operations.task_details import details
-from tasks.operations.why_waiting import Why, look, reasons
-from tasks.recovery.lost_wakeups import wake_again
+from tasks.operations.task_details import read_details
+from tasks.operations.why_waiting import ReasonCode, read_queue, reasons
+from tasks.recovery.lost_wakeups import repair
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import are_well, claimed
@@ -32,7 +32,7 @@ GRACE = 10  # seconds, the default
 
 
 def sent(count: int = 1) -> list[uuid.UUID]:
-    """Tasks whose wake-ups have left the outbox, wherever they went."""
+    """Submit tasks whose wake-ups have left the outbox and are lost, unless the test puts them into the topic."""
     ids = submitted_in_sql(count)
     with engine().begin() as connection:
         connection.execute(sql("DELETE FROM ledger.outbox_event"))
@@ -40,19 +40,19 @@ def sent(count: int = 1) -> list[uuid.UUID]:
 
 
 def looked(memory: Memory) -> int:
-    def nobody_is_asked(_queues: object) -> dict[str, int]:
-        raise AssertionError("the broker of Celery knows nothing of it")
+    def fail(_queues: object) -> dict[str, int]:
+        raise AssertionError("Celery's broker must not be asked")
 
-    return wake_again(engine(), settings.current(), depths=nobody_is_asked, lost=memory.lost)
+    return repair(engine(), settings.current(), depths=fail, lost=memory.lost)
 
 
 @pytest.mark.guarantee
-def test_a_wakeup_that_is_nowhere_is_woken_again_by_the_tick_and_runs_once(
+def test_the_tick_sends_a_lost_wakeup_again_and_the_task_runs_once(
     topic: Topic, worker: NewWorker, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lag, "_memory", Memory())
     ids = sent(3)
-    assert ticks.run("reclaim")["wokenAgain"] == 0  # not yet
+    assert ticks.run("reclaim")["wokenAgain"] == 0  # within the grace period
     move(stack, GRACE + 1)
     assert ticks.run("reclaim")["wokenAgain"] == 3
     turn_until(worker(), 3)
@@ -60,7 +60,7 @@ def test_a_wakeup_that_is_nowhere_is_woken_again_by_the_tick_and_runs_once(
 
 
 @pytest.mark.guarantee
-def test_what_waits_in_a_slow_partition_is_not_woken_again_though_others_have_overtaken_it(
+def test_a_wakeup_in_a_slow_partition_is_not_sent_again_when_later_ones_overtake_it(
     topic: Topic, stack: ServersOfTests
 ) -> None:
     memory = Memory()
@@ -72,17 +72,15 @@ def test_what_waits_in_a_slow_partition_is_not_woken_again_though_others_have_ov
     for _ in range(3):
         assert looked(memory) == 0
         move(stack, 10 * GRACE)
-    in_one_order = wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 5))
-    assert in_one_order == 5, "they were not overtaken: nothing is proved"
+    in_one_order = repair(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 5))
+    assert in_one_order == 5, "no wake-up was overtaken, so this proves nothing"
 
 
 @pytest.mark.guarantee
-def test_a_wakeup_that_was_lost_in_a_topic_that_is_never_empty_is_woken_again(
-    topic: Topic, stack: ServersOfTests
-) -> None:
-    """Once the group has passed all that was there when its loss was first suspected."""
+def test_a_lost_wakeup_is_sent_again_even_if_the_topic_is_never_empty(topic: Topic, stack: ServersOfTests) -> None:
+    """It is sent when the group has read everything that was there at the first look."""
     memory = Memory()
-    topic.wakeup([uuid.uuid4()] * 10)  # somebody else's
+    topic.wakeup([uuid.uuid4()] * 10)  # wake-ups of other tasks
     (lost,) = sent()
     move(stack, GRACE + 1)
     assert looked(memory) == 0
@@ -94,45 +92,43 @@ def test_a_wakeup_that_was_lost_in_a_topic_that_is_never_empty_is_woken_again(
     assert looked(memory) == 1
     assert woken_ids() == [lost]
     move(stack, GRACE + 1)
-    assert looked(memory) == 0  # the second ten are not passed, and the later one's wake-up may be behind them
+    assert looked(memory) == 0  # the later task's wake-up may be behind the second ten
 
 
-def test_the_topic_that_was_made_anew_does_not_hold_up_the_look_for_ever() -> None:
+def test_a_recreated_topic_does_not_block_the_search_for_lost_wakeups() -> None:
     then = {0: 1000}
     now = Progress(ends={0: 5}, done={0: 3})
-    assert now.is_of_another_topic(then)
+    assert now.was_recreated_since(then)
     assert not now.has_passed(then)
     assert Progress(ends={0: 1001}, done={0: 1000}).has_passed(then)
 
 
-def test_a_group_that_has_never_committed_has_everything_before_it(topic: Topic) -> None:
+def test_for_a_group_that_never_committed_all_records_are_waiting(topic: Topic) -> None:
     assert topic.progress() == Progress({0: 0, 1: 0, 2: 0}, {0: 0, 1: 0, 2: 0})
     topic.wakeup([uuid.uuid4()] * 3, partition=2)
     assert topic.progress().waiting == 3
 
 
-def test_why_a_task_waits_is_asked_of_kafka_and_workers_that_cannot_answer_are_not_missed(
-    topic: Topic, stack: ServersOfTests
-) -> None:
+def test_the_reason_why_a_task_waits_comes_from_kafka(topic: Topic, stack: ServersOfTests) -> None:
     (id_,) = sent()
     topic.wakeup([id_])
-    assert "waits in the broker's queue, as its only message" in asked(id_)[Why.WAKEUP_IN_BROKER]
-    assert list(asked(id_)) == [Why.WAKEUP_IN_BROKER]
+    assert "waits in the broker's queue, as its only message" in asked(id_)[ReasonCode.WAKEUP_IN_BROKER]
+    assert list(asked(id_)) == [ReasonCode.WAKEUP_IN_BROKER]
     commit(1)
-    assert list(asked(id_)) == [Why.WAKEUP_LOST]
+    assert list(asked(id_)) == [ReasonCode.WAKEUP_LOST]
 
 
-def test_a_kafka_that_is_away_is_said(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_kafka_is_reported(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:65530")
     settings.current.cache_clear()
-    with pytest.raises(Unreachable, match="Kafka does not answer"):
-        look("ingest")
+    with pytest.raises(Unreachable, match="Kafka is unreachable"):
+        read_queue("ingest")
     (id_,) = sent()
-    assert "Kafka does not answer" in asked(id_)[Why.BROKER_UNREACHABLE]
+    assert "Kafka is unreachable" in asked(id_)[ReasonCode.BROKER_UNREACHABLE]
 
 
-def test_the_doctor_counts_what_waits_and_misses_a_topic_that_is_not_there(
+def test_the_check_counts_waiting_records_and_reports_a_missing_topic(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.wakeup([uuid.uuid4()] * 2)
@@ -147,14 +143,14 @@ def test_the_doctor_counts_what_waits_and_misses_a_topic_that_is_not_there(
     assert list(check(settings.current())) == []
 
 
-def asked(task: uuid.UUID) -> dict[Why, str]:
+def asked(task: uuid.UUID) -> dict[ReasonCode, str]:
     with engine().connect() as connection:
-        found = details(connection, task)
+        found = read_details(connection, task)
     return {each.code: each.message for each in reasons(found, settings.current(), known_types=handlers())}
 
 
 def commit(offset: int) -> None:
-    """As the group of the workers would, in the first partition."""
+    """Commit an offset of the first partition, as a worker would."""
     consumer = make_consumer(settings.current())
     consumer.commit(offsets=[TopicPartition(settings.current().kafka_topic, 0, offset)], asynchronous=False)
     consumer.close()

@@ -1,4 +1,4 @@
-"""An offset says that everything before it is done: one record too many would be a task that nobody knows."""
+"""A committed offset means that everything before it is done; committing one record too many would lose its tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.kafka.offsets import Offsets
 A, B, C, D = (uuid.UUID(int=number) for number in range(4))
 
 
-def test_a_record_is_done_when_all_of_its_tasks_are() -> None:
+def test_a_record_is_done_when_all_of_its_tasks_are_claimed() -> None:
     offsets = Offsets()
     offsets.delivered(0, 7, [A, B])
     assert offsets.owned([B]) == {}
@@ -18,7 +18,7 @@ def test_a_record_is_done_when_all_of_its_tasks_are() -> None:
     assert offsets.owned([]) == {}
 
 
-def test_a_record_that_is_done_waits_for_those_before_it_in_its_partition_alone() -> None:
+def test_a_finished_record_waits_for_earlier_records_of_its_own_partition_only() -> None:
     offsets = Offsets()
     offsets.delivered(0, 1, [A])
     offsets.delivered(0, 2, [B])
@@ -27,7 +27,7 @@ def test_a_record_that_is_done_waits_for_those_before_it_in_its_partition_alone(
     assert offsets.owned([]) == {0: 3}
 
 
-def test_a_record_that_names_nobody_holds_up_nobody_and_does_not_jump_the_queue() -> None:
+def test_a_record_without_ids_blocks_no_other_record_and_overtakes_none() -> None:
     offsets = Offsets()
     offsets.delivered(0, 1, [])
     offsets.delivered(0, 2, [A])
@@ -36,7 +36,7 @@ def test_a_record_that_names_nobody_holds_up_nobody_and_does_not_jump_the_queue(
     assert offsets.owned([]) == {0: 4}
 
 
-def test_a_task_that_two_records_name_is_done_in_both() -> None:
+def test_a_task_in_two_records_is_done_in_both() -> None:
     offsets = Offsets()
     offsets.delivered(0, 1, [A])
     offsets.delivered(1, 1, [A, D])
@@ -44,7 +44,7 @@ def test_a_task_that_two_records_name_is_done_in_both() -> None:
     assert offsets.owned([]) == {1: 2}
 
 
-def test_a_partition_that_was_taken_away_is_never_committed() -> None:
+def test_a_revoked_partition_is_never_committed() -> None:
     offsets = Offsets()
     offsets.delivered(0, 1, [A])
     offsets.delivered(1, 1, [B])

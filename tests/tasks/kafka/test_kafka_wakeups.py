@@ -1,5 +1,4 @@
-"""INGEST_QUEUE=kafka: wake-ups go to the topic, with ids and nothing else; dead letters stay; no wake-up dies of a Kafka that
-is away (section 5.2 of the seed)."""
+"""INGEST_QUEUE=kafka: wake-ups go to the topic with ids only, and no wake-up is lost while Kafka is unreachable."""
 
 from __future__ import annotations
 
@@ -12,19 +11,18 @@ from confluent_kafka import KafkaError
 import settings
 from models.engine import engine
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from outbox.circuit import Circuits
-from outbox.publishers import kafka
+from outbox.publishers import contract
 from outbox.relay import Relay
 from settings import SettingsError
 from tests.outbox.ledger import insert, move, rows, woken
 from tests.servers import ServersOfTests
+from tests.tasks.command_line import manage
 from tests.tasks.deliveries import are_well, submitted
-from tests.tasks.door import manage
 from tests.tasks.kafka.conftest import NewWorker
 from tests.tasks.kafka.topic import Topic, turn_until
 
-# As the seed asks it.
 OBSERVE = sql("""
     SELECT id,status,attempt_count,next_retry_at,last_error,created_at,sent_at
     FROM ledger.outbox_event
@@ -43,9 +41,9 @@ def relayed() -> tuple[int, int, int]:
 
 
 @pytest.mark.guarantee
-def test_a_record_carries_ids_and_nothing_else_and_a_burst_is_one_record(topic: Topic, worker: NewWorker) -> None:
+def test_a_record_contains_only_ids_and_a_batch_of_tasks_is_one_record(topic: Topic, worker: NewWorker) -> None:
     ids = submitted(3, payload={"secret": "canary"})
-    assert submitter().flush(10)
+    assert after_commit_publisher().wait_until_idle(10)
     assert topic.values() == [{"ids": [str(one) for one in ids]}]
     assert b"canary" not in b"".join(record.value() or b"" for record in topic.cluster.records(topic.name))
     assert rows("destination, status") == [("celery:ingest", "SENT")]
@@ -53,7 +51,7 @@ def test_a_record_carries_ids_and_nothing_else_and_a_burst_is_one_record(topic: 
     are_well(ids)
 
 
-def test_dead_letters_stay_in_the_queue_of_celery(topic: Topic, stack: ServersOfTests) -> None:
+def test_dead_letters_still_go_to_the_broker_of_celery(topic: Topic, stack: ServersOfTests) -> None:
     with engine().begin() as connection:
         insert_letter = sql("""INSERT INTO ledger.outbox_event (destination, payload) VALUES
             ('celery:ingest.dlq', '{"dead": "01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60"}')""")
@@ -63,24 +61,24 @@ def test_dead_letters_stay_in_the_queue_of_celery(topic: Topic, stack: ServersOf
     assert len(woken(stack, "ingest.dlq")) == 1
 
 
-def test_what_is_no_wakeup_and_a_queue_that_nobody_knows_are_refused(topic: Topic) -> None:
+def test_an_event_that_is_not_a_wakeup_and_an_unknown_queue_are_refused(topic: Topic) -> None:
     insert("celery:nowhere")
     with engine().begin() as connection:
         connection.execute(sql("INSERT INTO ledger.outbox_event (destination, payload) VALUES ('celery:ingest', '{}')"))
     assert relayed() == (0, 0, 2)
     (nowhere,), (none,) = rows("last_error")
     assert "INGEST_QUEUES" in nowhere
-    assert "this event is none" in none
+    assert "The event is not a wake-up" in none
 
 
-def test_wakeups_of_before_the_switch_leave_by_kafka_after_it(topic: Topic) -> None:
-    """Rows keep their destination, whichever way it means."""
+def test_wakeups_from_before_the_switch_are_published_to_kafka(topic: Topic) -> None:
+    """The destination in the outbox is the same for Celery and Kafka."""
     insert("celery:ingest", 5)
     assert relayed() == (5, 0, 0)
     assert len(topic.values()[0]["ids"]) == 5
 
 
-def test_a_topic_that_is_missing_is_named_and_costs_no_wakeup_its_life(topic: Topic) -> None:
+def test_a_missing_topic_is_named_in_the_error_and_no_wakeup_is_lost(topic: Topic) -> None:
     topic.cluster.fail_topic(topic.name, KafkaError.UNKNOWN_TOPIC_OR_PART)
     try:
         insert("celery:ingest")
@@ -93,16 +91,16 @@ def test_a_topic_that_is_missing_is_named_and_costs_no_wakeup_its_life(topic: To
 
 
 @pytest.mark.guarantee
-def test_the_seeds_walk_with_a_dead_port_retries_ever_later_and_nothing_is_lost_when_kafka_comes(
+def test_wakeups_are_retried_with_growing_pauses_until_kafka_is_reachable(
     topic: Topic, worker: NewWorker, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:65530")
     monkeypatch.setenv("OUTBOX_MAX_ATTEMPTS", "3")
     monkeypatch.setenv("OUTBOX_RETRY_JITTER", "0")
-    monkeypatch.setattr(kafka, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(contract, "PATIENCE_SECONDS", 0.2)
     settings.current.cache_clear()
     ids = submitted(2)
-    assert submitter().flush(10)
+    assert after_commit_publisher().wait_until_idle(10)
     clock = 0.0
     relay = Relay.of(settings.current())
     relay.circuits = Circuits(lambda: clock)
@@ -115,22 +113,22 @@ def test_the_seeds_walk_with_a_dead_port_retries_ever_later_and_nothing_is_lost_
         clock += 100
         move(stack, 100)
     relay.close()
-    assert [event.attempt_count for event in seen] == [1, 2, 2, 2]  # the last attempt is never charged
+    assert [event.attempt_count for event in seen] == [1, 2, 2, 2]  # the last attempt is never counted
     assert {event.status for event in seen} == {"RETRYING"}
-    assert all("Kafka does not answer" in event.last_error and event.sent_at is None for event in seen)
+    assert all("Kafka is unreachable" in event.last_error and event.sent_at is None for event in seen)
     waits = [event.next_retry_at for event in seen[:2]]
     assert waits == sorted(set(waits))
     assert all(isinstance(wait, datetime) for wait in waits)
 
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", topic.cluster.bootstrap_servers)
-    monkeypatch.setattr(kafka, "PATIENCE_SECONDS", 3.0)
+    monkeypatch.setattr(contract, "PATIENCE_SECONDS", 3.0)
     settings.current.cache_clear()
     assert relayed() == (1, 0, 0)
     turn_until(worker(), 2)
     are_well(ids)
 
 
-def test_an_option_that_kafkas_client_does_not_take_is_named_without_its_value_and_costs_no_wakeup(
+def test_a_rejected_kafka_option_is_named_without_its_value_and_no_wakeup_is_lost(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_OPTIONS", '{"nonsense": "canary"}')
@@ -139,15 +137,15 @@ def test_an_option_that_kafkas_client_does_not_take_is_named_without_its_value_a
     assert relayed() == (0, 1, 0)
     ((status, error),) = rows("status, last_error")
     assert status == "RETRYING"
-    assert "look at nonsense" in error
+    assert "correct nonsense" in error
     assert "canary" not in error
     done = manage("kafka-worker")
     assert (done.code, done.out) == (1, "")
-    assert "KAFKA_OPTIONS: Kafka's client does not take them, look at nonsense." in done.err
+    assert "KAFKA_OPTIONS: the Kafka client rejects them: correct nonsense." in done.err
     assert "canary" not in done.err
 
 
-def test_a_worker_of_kafka_refuses_to_wait_for_wakeups_that_go_to_celery(stack: ServersOfTests) -> None:
+def test_a_kafka_worker_refuses_to_start_while_wakeups_go_to_celery(stack: ServersOfTests) -> None:
     assert "INGEST_QUEUE" in manage("kafka-worker").err
 
 
@@ -161,7 +159,7 @@ def test_a_worker_of_kafka_refuses_to_wait_for_wakeups_that_go_to_celery(stack: 
         ({"KAFKA_OPTIONS": "sasl.password=secret"}, "KAFKA_OPTIONS"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_named_and_its_value_is_not_shown(
+def test_an_invalid_setting_is_named_and_its_value_is_not_shown(
     variables: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():

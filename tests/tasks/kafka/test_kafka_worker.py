@@ -1,4 +1,4 @@
-"""A record is Kafka's until the guard has committed, and the ledger's from there: delivered twice, run once."""
+"""Kafka keeps a record until the claim is committed, then the ledger owns its tasks: delivered twice, run once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 import settings
 from failpoint import arm
 from models.engine import engine, make_engine
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks.core import batch_size
 from tasks.execution.deliver import ingest
 from tasks.execution.stopping import WorkerStops
@@ -33,8 +33,8 @@ from tests.tasks.work import SCRIPTS, effects, insert, rows, task, wakeups
 
 
 @pytest.mark.guarantee
-def test_the_claim_is_on_the_disk_before_the_offset_is_committed(topic: Topic, worker: NewWorker) -> None:
-    """P15 lets claims of transactional handlers be lost in a crash: then Kafka must still know the task."""
+def test_the_claim_is_on_disk_before_the_offset_is_committed(topic: Topic, worker: NewWorker) -> None:
+    """Claims of transactional handlers are normally not flushed; here a crash must not lose claim and record."""
     ids = submitted_in_sql(3)
     topic.wakeup(ids)
     shown: list[tuple[str, int]] = []
@@ -51,8 +51,8 @@ def test_the_claim_is_on_the_disk_before_the_offset_is_committed(topic: Topic, w
     wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offsets are committed")
 
 
-def test_whoever_takes_slow_tasks_takes_no_more_than_it_runs(topic: Topic, worker: NewWorker) -> None:
-    """Or it would wake-up anew for all the others each time: for 60 tasks, 1,770 times."""
+def test_a_worker_takes_no_more_slow_tasks_than_it_runs(topic: Topic, worker: NewWorker) -> None:
+    """Otherwise it would send wake-ups for all others after each task: 1,770 for 60 tasks."""
     with handled("test.slow", insert) as slow:
         ids = submitted_in_sql(60, "test.slow")
         before = len(wakeups())
@@ -62,7 +62,7 @@ def test_whoever_takes_slow_tasks_takes_no_more_than_it_runs(topic: Topic, worke
         def turn() -> bool:
             batch_size._seconds[slow.type] = 1.0
             one.turn(0.2)
-            assert submitter().flush(10)
+            assert after_commit_publisher().wait_until_idle(10)
             return set(rows("status")) == {("SUCCEEDED",)}
 
         wait_until(turn, "all have succeeded")
@@ -70,28 +70,28 @@ def test_whoever_takes_slow_tasks_takes_no_more_than_it_runs(topic: Topic, worke
     assert len(wakeups()) - before <= len(ids)
 
 
-def test_ids_of_many_records_are_claimed_together_and_each_kind_by_itself(topic: Topic, worker: NewWorker) -> None:
+def test_ids_of_many_records_are_claimed_together_one_claim_per_type(topic: Topic, worker: NewWorker) -> None:
     one = worker()
-    wait_until(lambda: one.turn(0.1) == 0 and one.intake.assigned(), "it has its partitions")
+    wait_until(lambda: one.turn(0.1) == 0 and one.intake.assigned(), "the worker has its partitions")
     inserts, many = submitted_in_sql(20), submitted_in_sql(20, "test.many")
     topic.wakeup([id_ for pair in zip(inserts, many, strict=True) for id_ in pair])
     turn_until(one, 40)
     are_well([*inserts, *many])
     claims = {at for (at,) in rows("updated_at", "true")}
-    assert len(claims) <= 4  # two, unless a fetch came between
+    assert len(claims) <= 4  # two, unless the records came in two fetches
 
 
 @pytest.mark.parametrize(
     "value", [b"", b"not JSON", b"{}", b'{"ids": 7}', b'{"ids": []}', b'{"ids": ["no id"]}', b"\xff", b"[" * 100_000]
 )
-def test_what_is_no_wakeup_names_nobody_and_is_counted(value: bytes) -> None:
+def test_a_record_that_is_not_a_wakeup_is_counted_and_names_no_task(value: bytes) -> None:
     before = counted()["skipped"]
     assert ids_of(value) == []
     assert counted()["skipped"] == before + 1
 
 
 @pytest.mark.guarantee
-def test_a_poisoned_record_is_counted_and_passed_over_and_holds_up_nobody(
+def test_a_malformed_record_is_skipped_and_blocks_no_other_record(
     topic: Topic, worker: NewWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = submitted_in_sql(1)
@@ -103,12 +103,12 @@ def test_a_poisoned_record_is_counted_and_passed_over_and_holds_up_nobody(
         turn_until(one, 1)
     are_well(ids)
     assert counted()["skipped"] - before == 2
-    assert f"{topic.name}/0/1 names no task" in caplog.text
+    assert f"{topic.name}/0/1 has no task ids" in caplog.text
     assert "canary" not in caplog.text
     wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offsets are committed")
 
 
-def test_poison_alone_does_not_stay_at_the_head_of_its_partition(topic: Topic, worker: NewWorker) -> None:
+def test_the_offset_of_a_malformed_record_is_committed_even_without_others(topic: Topic, worker: NewWorker) -> None:
     topic.put(b"no")
     one = worker()
     wait_until(lambda: one.turn(0.1) == 0 and not topic.progress().waiting, "its offset is committed")
@@ -116,10 +116,10 @@ def test_poison_alone_does_not_stay_at_the_head_of_its_partition(topic: Topic, w
 
 
 @pytest.mark.guarantee
-def test_a_record_that_comes_to_two_workers_at_once_is_run_once(
+def test_a_record_delivered_to_two_workers_at_once_runs_once(
     topic: Topic, worker: NewWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two groups are given everything twice, as after a rebalance that cost a commit."""
+    """Two groups get every record twice, as after a rebalance that lost a commit."""
     started, go = threading.Event(), threading.Event()
 
     def held_up(each: Any, db: Any) -> None:
@@ -145,7 +145,7 @@ def test_a_record_that_comes_to_two_workers_at_once_is_run_once(
     are_well(ids)
 
 
-def test_a_type_that_nobody_knows_is_woken_again_by_the_outbox_and_kafka_may_forget_it(
+def test_a_task_of_an_unknown_type_gets_a_later_wakeup_and_its_offset_is_committed(
     topic: Topic, worker: NewWorker
 ) -> None:
     ids = submitted_in_sql(1, "not.yet.deployed")
@@ -158,30 +158,29 @@ def test_a_type_that_nobody_knows_is_woken_again_by_the_outbox_and_kafka_may_for
 
 
 @pytest.mark.guarantee
-def test_a_ledger_that_is_away_is_waited_for_with_the_records_in_hand(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_kept_while_the_ledger_is_unreachable(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "PAUSE_SECONDS", 0.01)
     ids = submitted_in_sql(5)
     topic.wakeup(ids)
-    away = make_engine(settings.current().database_url)
+    unreachable = make_engine(settings.current().database_url)
     refusals = iter(range(3))
 
     def refuse(*_: Any) -> None:
         if next(refusals, None) is not None:
-            raise OperationalError("connect", None, Exception("away"))
+            raise OperationalError("connect", None, Exception("unreachable"))
 
-    event.listen(away, "do_connect", refuse)
-    one = Worker(away, Intake(settings.current()))
+    event.listen(unreachable, "do_connect", refuse)
+    one = Worker(unreachable, Intake(settings.current()))
     turn_until(one, 5)
     one.intake.close()
-    away.dispose()
-    assert next(refusals, None) is None, "it was never away"
+    unreachable.dispose()
+    assert next(refusals, None) is None, "the ledger was never unreachable"
     are_well(ids)
     assert topic.progress().waiting == 0
 
 
-def test_a_fault_between_the_claim_and_the_offset_leaves_the_task_to_the_ledger(
+@pytest.mark.usefixtures("known_handlers")
+def test_an_error_between_claim_and_offset_leaves_the_task_to_reclaim(
     topic: Topic, worker: NewWorker, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "PAUSE_SECONDS", 0.01)
@@ -201,10 +200,10 @@ def test_a_fault_between_the_claim_and_the_offset_leaves_the_task_to_the_ledger(
 
 
 @pytest.mark.guarantee
-def test_a_long_handler_keeps_its_place_in_the_group(
+def test_a_long_handler_stays_in_the_consumer_group(
     topic: Topic, worker: NewWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever does not poll for max.poll.interval.ms is thrown out: a thread polls meanwhile."""
+    """A consumer that does not poll for max.poll.interval.ms is removed, so a second thread polls."""
     options = {"session.timeout.ms": "2000", "heartbeat.interval.ms": "100", "max.poll.interval.ms": "2000"}
     monkeypatch.setenv("KAFKA_OPTIONS", json.dumps(options))
     monkeypatch.setattr(intake_module, "KEEP_SECONDS", 0.1)
@@ -228,35 +227,35 @@ def test_a_long_handler_keeps_its_place_in_the_group(
         turn_until(one, 3)
         wait_until(lambda: one.turn(0) == 0 and not topic.progress().waiting, "the offsets are committed")
     are_well([*ids, *more])
-    assert "given up" not in caplog.text
+    assert "revoked" not in caplog.text
     assert "interval" not in caplog.text
 
 
 @pytest.mark.guarantee
-def test_a_partition_that_goes_to_another_worker_is_let_go_and_its_records_run_once(
+def test_records_of_a_partition_that_moves_to_another_worker_run_once(
     topic: Topic, worker: NewWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake_module, "KEEP_SECONDS", 0.05)
     one = worker()
-    wait_until(lambda: one.turn(0.1) == 0 and one.intake.assigned(), "it has its partitions")
+    wait_until(lambda: one.turn(0.1) == 0 and one.intake.assigned(), "the worker has its partitions")
     ids = submitted_in_sql(6)
     for partition in range(3):
         topic.wakeup(ids[2 * partition : 2 * partition + 2], partition)
-    in_hand: list[uuid.UUID] = []
-    while len(in_hand) < 6:
-        in_hand += one.intake.take(0.2)
+    taken: list[uuid.UUID] = []
+    while len(taken) < 6:
+        taken += one.intake.take(0.2)
     another = worker()
-    wait_until(lambda: another.turn(0.05) >= 0 and another.intake.assigned(), "another has some")
+    wait_until(lambda: another.turn(0.05) >= 0 and another.intake.assigned(), "the other worker has some partitions")
     kept = one.intake.waiting()
     assert 0 < len(kept) < 6
-    ingest(engine(), in_hand, owned=one.intake.owned)  # all that it had taken, its own or not
+    ingest(engine(), taken, owned=one.intake.owned)  # including records of partitions that have moved
     wait_until(
         lambda: one.turn(0.05) + another.turn(0.05) == 0 and not topic.progress().waiting, "all offsets are committed"
     )
     are_well(ids)
 
 
-def test_a_task_that_somebody_else_runs_is_not_kafkas_any_more(topic: Topic, worker: NewWorker) -> None:
+def test_the_offset_of_a_task_that_another_worker_runs_is_committed(topic: Topic, worker: NewWorker) -> None:
     (id_,) = scripted(insert)
     claimed([id_])
     topic.wakeup([id_])
@@ -269,7 +268,7 @@ def test_a_task_that_somebody_else_runs_is_not_kafkas_any_more(topic: Topic, wor
 
 @pytest.mark.usefixtures("ledger")
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_signal_ends_the_running_handler_whatever_its_kind(transactional: bool) -> None:
+def test_a_signal_interrupts_a_handler_inside_or_outside_a_transaction(transactional: bool) -> None:
     stopping: Any = Worker(engine(), None)  # type: ignore[arg-type]
     stopping.stopped.set()
 

@@ -1,4 +1,4 @@
-"""The topic of a test: what is put into it by hand, what is in it, and how far the group has come."""
+"""The topic of a test: put records into it, read them, and see how far the group has read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 import settings
 from models.engine import engine
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import ticks
 from tasks.kafka.lag import Progress, progress
 from tasks.kafka.worker import Worker
@@ -22,7 +22,7 @@ from tests.servers import ServersOfTests, wait_until
 
 
 class Topic:
-    """One of one cluster."""
+    """One topic of a cluster."""
 
     def __init__(self, cluster: KafkaCluster, name: str, stack: ServersOfTests) -> None:
         self.cluster = cluster
@@ -30,7 +30,7 @@ class Topic:
         self.stack = stack
 
     def put(self, *values: bytes, partition: int = 0) -> None:
-        """As anybody might."""
+        """Put raw values into the topic."""
         producer = Producer({"bootstrap.servers": self.cluster.bootstrap_servers})
         for value in values:
             producer.produce(self.name, value, partition=partition)
@@ -38,11 +38,11 @@ class Topic:
         producer.close()
 
     def wakeup(self, ids: Sequence[uuid.UUID], partition: int = 0) -> None:
-        """One record for each."""
+        """Put one wake-up for each task into the topic."""
         self.put(*(json.dumps({"ids": [str(one)]}).encode() for one in ids), partition=partition)
 
     def wakeup_together(self, ids: Sequence[uuid.UUID]) -> None:
-        """One record for all."""
+        """Put one wake-up for all tasks into the topic."""
         self.put(json.dumps({"ids": [str(one) for one in ids]}).encode())
 
     def values(self) -> list[Any]:
@@ -53,14 +53,14 @@ class Topic:
 
 
 def submitted_in_sql(count: int = 1, type: str = "test.insert", payload: str = "{}") -> list[uuid.UUID]:
-    """Their wake-ups wait in the outbox, for a relay that does not run."""
+    """Submit tasks without publishing their wake-ups: they stay in the outbox, since no relay runs."""
     submit = sql("SELECT ledger.ingest_submit(:type, CAST(:payload AS jsonb)) FROM generate_series(1, :n)")
     with engine().begin() as connection:
         return list(connection.execute(submit, {"type": type, "payload": payload, "n": count}).scalars())
 
 
 def turn_until(worker: Worker, ids: int, *, seconds: float = 20) -> None:
-    """Until it has taken so many."""
+    """Run the worker until it has taken this many ids."""
     taken = 0
 
     def done() -> bool:
@@ -68,14 +68,14 @@ def turn_until(worker: Worker, ids: int, *, seconds: float = 20) -> None:
         taken += worker.turn(0.2)
         return taken >= ids
 
-    wait_until(done, f"{ids} ids were taken, and not only {taken}", seconds=seconds)
+    wait_until(done, f"{ids} ids were taken", seconds=seconds)
 
 
 def reclaimed(stack: ServersOfTests) -> None:
-    """What was lost with its worker is taken over, and woken for. The first look gives everybody one lease more."""
+    """Reclaim the tasks of lost workers and send their wake-ups. The first look extends every lease once."""
     for seconds in (61, 59, 2):
         move(stack, seconds)
         ticks.run("reclaim")
     move(stack, 5)
     ticks.run("relay")
-    assert submitter().flush(10)
+    assert after_commit_publisher().wait_until_idle(10)

@@ -1,4 +1,4 @@
-"""Follows the logs of a stack: each line with the name of its part in front, in a colour of its own."""
+"""Follow the logs of a stack: each line is printed behind the coloured name of its program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from embedded.home import Home
 COLOURS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
-class Follower(threading.Thread):
-    """Prints what is appended to the logs of `roles` from now on, until it is stopped."""
+class LogFollower(threading.Thread):
+    """Prints the lines that are appended to the logs of `roles` from now on, until it is stopped."""
 
     def __init__(self, home: Home, roles: Iterable[str], console: Console) -> None:
-        super().__init__(name="follow-logs", daemon=True)
+        super().__init__(name="log-follower", daemon=True)
         self.console = console
         self.logs = {role: home.log_file(role) for role in roles}
         self.width = max(map(len, self.logs))
@@ -43,7 +43,7 @@ class Follower(threading.Thread):
 
     def _new_lines(self, role: str, path: Path) -> list[str]:
         if _size(path) < self.read_to[role]:
-            self.read_to[role] = 0  # a new file after rotation
+            self.read_to[role] = 0  # the log was rotated
         if not path.exists():
             return []
         with path.open("rb") as log:

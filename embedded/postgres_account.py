@@ -1,7 +1,8 @@
-"""How to run PostgreSQL, which refuses to be run by root.
+"""The account that runs PostgreSQL, which refuses to run as root.
 
-An ordinary user just runs it. Root starts it inside a user namespace in which it is user 1000: the files stay root's.
-Where user namespaces are forbidden (many containers) it is run as `nobody`, who must be able to walk to its files.
+An ordinary user runs it directly. Root starts it in a user namespace where it is user 1000; the files stay root's.
+Where user namespaces are forbidden, as in many containers, it runs as UNPRIVILEGED_USER, who must be able to reach
+its files.
 """
 
 from __future__ import annotations
@@ -17,24 +18,29 @@ from typing import Any, Final
 
 from models.errors import CeleriacError
 
+UNPRIVILEGED_USER: Final = "nobody"
 NAMESPACE: Final = ("unshare", "-U", "--map-user=1000", "--map-group=1000")
 
 
 class PostgresUnusable(CeleriacError):
-    """The embedded PostgreSQL cannot run here."""
+    """The embedded PostgreSQL cannot run here.
+
+    There is no server for this platform, its data belongs to another version, or root may not run it in this place.
+    """
 
     code = "postgres_unusable"
+    remedy = "Do what the message says, or set DATABASE_URL to a PostgreSQL of your own."
 
 
 @dataclass(frozen=True, slots=True)
-class WayToRun:
-    """What goes before a command, and as whom it runs."""
+class PostgresAccount:
+    """What goes before a command, and the user that runs it."""
 
     prefix: tuple[str, ...] = ()
     popen_options: dict[str, Any] = field(default_factory=dict)
 
     def give(self, path: Path) -> None:
-        """Make files the server's own; also those of a run in another way, before a machine changed its mind."""
+        """Make the account the owner of these files; an earlier run may have used another account."""
         if os.geteuid() != 0 or path.stat().st_uid == (uid := self.popen_options.get("user", 0)):
             return
         os.chown(path, uid, -1)
@@ -42,14 +48,14 @@ class WayToRun:
             os.chown(file, uid, -1, follow_symlinks=False)
 
     def make_reachable(self, install: Path, home: Path) -> Path:
-        """Where the server can be run from: the install itself, or a copy in the home if `nobody` cannot get there."""
+        """Return the folder to run the server from: `install`, or a copy if the account cannot read it."""
         if not self.popen_options:
             return install
-        home.chmod(0o711)  # to walk through, not to look around; the files in it stay closed
+        home.chmod(0o711)  # others may pass through but not list it; the files in it stay private
         if not self._can_reach(home):
             raise PostgresUnusable(
-                f"PostgreSQL refuses to run as root, user namespaces are forbidden here, and {home} is closed to "
-                "others: run as an ordinary user, move CELERIAC_HOME, or set DATABASE_URL."
+                f"PostgreSQL refuses to run as root, user namespaces are forbidden here, and other users cannot reach "
+                f"{home}: run as an ordinary user, move CELERIAC_HOME, or set DATABASE_URL."
             )
         return install if self._can_reach(install) else _copy(install, home / "install")
 
@@ -58,13 +64,13 @@ class WayToRun:
         return look.returncode == 0
 
 
-def choose_way() -> WayToRun:
+def choose_account() -> PostgresAccount:
     if os.geteuid() != 0:
-        return WayToRun()
+        return PostgresAccount()
     if user_namespaces_work():
-        return WayToRun(prefix=NAMESPACE)
-    nobody = pwd.getpwnam("nobody")
-    return WayToRun(popen_options={"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []})
+        return PostgresAccount(prefix=NAMESPACE)
+    user = pwd.getpwnam(UNPRIVILEGED_USER)
+    return PostgresAccount(popen_options={"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []})
 
 
 @cache
@@ -76,7 +82,7 @@ def user_namespaces_work() -> bool:
 
 
 def _copy(install: Path, target: Path) -> Path:
-    """The server and, where its binaries look for them, the libraries that the wheel keeps beside its package."""
+    """Copy the server, and the libraries that the package keeps beside it to where the binaries expect them."""
     package, libraries = install.parent, install.parent.with_suffix(".libs")
     copy = target / package.name / install.name
     shutil.copytree(install, copy, symlinks=True, dirs_exist_ok=True)
