@@ -1,10 +1,16 @@
-"""The commands of `manage.py`, one file per subject: parse, call one function, print its value, return an exit code."""
+"""The commands of `manage.py`, one file per subject.
+
+A command parses its options, calls one function, prints the result and returns an exit code. It imports SQLAlchemy and
+Celery inside its function, because they load slowly and `--help` does not need them.
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup, TyperOption
 
 from commands import (
     bench,
@@ -18,7 +24,6 @@ from commands import (
     outbox,
     reclaim,
     relay,
-    search,
     show,
     stack,
     stats,
@@ -30,8 +35,28 @@ from commands.output import complain
 from models.errors import CeleriacError
 from settings import SettingsError
 
+VERSION: Final = "0.1.dev0"  # nothing has been released yet
+
+
+class Group(TyperGroup):
+    """Show flags without a type in every help text: `--json`, not `--json <bool>`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _hide_flag_types(self, ctx)
+        return super().parse_args(ctx, args)
+
+
+def _hide_flag_types(command: Any, context: Any) -> None:
+    for parameter in command.get_params(context):
+        if isinstance(parameter, TyperOption) and parameter.is_flag:
+            parameter.metavar = ""
+    for subcommand in getattr(command, "commands", {}).values():
+        _hide_flag_types(subcommand, context)
+
+
 app = typer.Typer(
     name="manage.py",
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,15 +66,30 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, migrate, check, config, submit, tasks, show, stats, dead_tasks, documents, search, reclaim, relay,
+    stack, migrate, check, config, submit, tasks, show, stats, dead_tasks, documents, reclaim, relay,
     kafka_worker, outbox, token, bench, demo,
 )  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"Celeriac {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> int:
-    """Run one command; errors of ours are sentences, never tracebacks."""
+    """Run one command and return its exit code. Expected errors are printed as one sentence, without a traceback."""
     try:
         app()
     except (CeleriacError, SettingsError) as error:
@@ -61,7 +101,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if not _is_of_the_database(error):
+        if not _is_database_error(error):
             raise
         complain(f"The database refused: {str(error).partition(chr(10))[0]}")
         return 1
@@ -70,8 +110,8 @@ def main() -> int:
     return 0
 
 
-def _is_of_the_database(error: Exception) -> bool:
-    """Without loading SQLAlchemy for commands that do not."""
+def _is_database_error(error: Exception) -> bool:
+    """Return whether SQLAlchemy raised the error, without importing SQLAlchemy."""
     exceptions = sys.modules.get("sqlalchemy.exc")
     return exceptions is not None and isinstance(error, exceptions.DBAPIError)
 

@@ -1,20 +1,29 @@
-"""bench: measure, in one run, beside peers and the raw limit."""
+"""bench: compare the speed with other systems and with bare SQL, in one run."""
+
+# ruff: noqa: PLC0415 - the benchmarks load every package
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from commands.options import Json
 from commands.output import console, print_json, print_table
 
-if TYPE_CHECKING:  # importing them loads everything
+if TYPE_CHECKING:
     from bench.ingest import Found
     from bench.outbox import Rates
 
 
+HELP: Final = """Compare the speed with other systems and with bare SQL, on temporary servers.
+
+Example: `manage.py bench ingest --count 5000 --without-peers`
+"""
+
+
 def register(app: typer.Typer) -> None:
-    bench = typer.Typer(no_args_is_help=True, help="Measure, beside peers and the raw limit, on servers of its own.")
+    bench = typer.Typer(no_args_is_help=True, help=HELP)
     bench.callback()(lambda: None)
     bench.command()(outbox)
     bench.command()(ingest)
@@ -23,19 +32,23 @@ def register(app: typer.Typer) -> None:
 
 def outbox(
     *,
-    count: Annotated[int, typer.Option(min=1000, help="Events for the relays.")] = 20_000,
-    singles: Annotated[int, typer.Option(min=100, help="Single events for the latency.")] = 1000,
-    history: Annotated[int, typer.Option(min=50_000, help="SENT, and as many scheduled, events.")] = 1_000_000,
-    held_seconds: Annotated[int, typer.Option(min=1, help="How long a transaction is held open.")] = 60,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    count: Annotated[int, typer.Option(min=1000, help="Number of events to relay.")] = 20_000,
+    singles: Annotated[int, typer.Option(min=100, help="Number of single events for the latency.")] = 1000,
+    history: Annotated[
+        int, typer.Option(min=50_000, help="Number of SENT events, and of scheduled events, in the table.")
+    ] = 1_000_000,
+    held_seconds: Annotated[int, typer.Option(min=1, help="Seconds to hold a transaction open.")] = 60,
+    as_json: Json = False,
 ) -> None:
-    """The relay beside the textbook's and its own bare statements, a single event beside `.delay()`, and old age.
+    """Compare the relay with a textbook relay and with bare SQL, and one event with `.delay()`.
+
+    Also measure how a long history and a transaction that stays open slow it down.
 
     Example: `manage.py bench outbox --history 100000 --held-seconds 10`
     """
-    from bench import outbox as fresh  # noqa: PLC0415 - loads everything
-    from bench import outbox_history as old  # noqa: PLC0415
-    from bench.scratch import scratch_servers  # noqa: PLC0415
+    from bench import outbox as fresh
+    from bench import outbox_history as old
+    from bench.scratch import scratch_servers
 
     with console.status("starting servers …") as status, scratch_servers(stream=fresh.STREAM) as settings:
         status.update("relays to the Celery queue …")
@@ -44,9 +57,9 @@ def outbox(
         stream = fresh.to_redis_stream(settings, count=count)
         status.update("single events …")
         add, delay = fresh.latencies(settings, count=singles)
-        status.update("claims with a history …")
+        status.update("claims with a long history …")
         claim = old.claim_cost(settings, history=history)
-        status.update(f"a transaction is held open for {held_seconds} s …")
+        status.update(f"holding a transaction open for {held_seconds} s …")
         held = old.held_transaction(settings, seconds=held_seconds)
     if as_json:
         print_json({"celery": celery, "stream": stream, "add": add, "delay": delay, "claim": claim, "held": held})
@@ -62,7 +75,7 @@ def outbox(
     )
     console.print()
     print_table(
-        ("growing old", "before", "after", "ratio"),
+        ("with age", "before", "after", "ratio"),
         [
             (
                 f"claim of a batch; {history:,} SENT, {history:,} scheduled",
@@ -71,37 +84,43 @@ def outbox(
                 f"{claim.ratio:.2f}×",
             ),
             (
-                f"drain, {held.passed:,} events under a held transaction",
+                f"publishing {held.passed:,} events while a transaction stays open",
                 f"{held.first_rate:,.0f}/s",
                 f"{held.last_rate:,.0f}/s",
                 f"{held.ratio:.0%}",
             ),
-            ("its first claim", f"{held.first_claim_ms:.1f} ms", f"{held.last_claim_ms:.1f} ms", ""),
+            ("first claim while it stays open", f"{held.first_claim_ms:.1f} ms", f"{held.last_claim_ms:.1f} ms", ""),
         ],
     )
 
 
 def ingest(
     *,
-    count: Annotated[int, typer.Option(min=1000, help="Tasks for each system; three times as many for ours.")] = 20_000,
-    singles: Annotated[int, typer.Option(min=50, help="Single tasks for the latency.")] = 500,
-    rounds: Annotated[int, typer.Option(min=1, help="Measure so often; the best of each counts.")] = 1,
+    count: Annotated[
+        int, typer.Option(min=1000, help="Number of tasks for each system; three times as many for ours.")
+    ] = 20_000,
+    singles: Annotated[int, typer.Option(min=50, help="Number of single tasks for the latency.")] = 500,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the best result of each system counts.")] = 1,
     without_peers: Annotated[
-        bool, typer.Option("--without-peers", help="Only plain Celery, raw SQL and ours; the others need a venv.")
+        bool, typer.Option("--without-peers", help="Compare with plain Celery and raw SQL only.")
     ] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Also how a worker child grows, over many tasks.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also measure the memory of a worker process over many tasks.")
+    ] = False,
     memory_tasks: Annotated[
-        int, typer.Option(min=1000, help="So many tasks for that; first a tenth of them.")
+        int, typer.Option(min=1000, help="With --memory: number of tasks; the first sample is after a tenth of them.")
     ] = 100_000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Celeriac beside plain Celery, Dramatiq, Procrastinate, PgQueuer and its own bare statements: the same work.
+    """Compare with plain Celery, Dramatiq, Procrastinate, PgQueuer and bare SQL, doing the same work.
 
-    One row inserted per task, two worker processes each, servers of its own for each system. `make bench-peers`
-    installs the peers into a venv of their own. Example: `manage.py bench ingest --count 5000 --without-peers`
+    Each task inserts one row. Each system has two worker processes and its own servers. `make bench-peers` installs
+    the other systems into a separate virtual environment.
+
+    Example: `manage.py bench ingest --count 5000 --without-peers`
     """
-    from bench import ingest as measured  # noqa: PLC0415 - loads everything
-    from bench.peers.programs import require_peers  # noqa: PLC0415
+    from bench import ingest as measured
+    from bench.peers.programs import require_peers
 
     if not without_peers:
         require_peers()
@@ -129,12 +148,12 @@ def ingest(
 
 
 def _print_systems(found: Found) -> None:
-    from bench.ingest import fastest  # noqa: PLC0415 - loads everything
+    from bench.ingest import fastest
 
     systems = [*found.plain, *found.peers, *found.task, found.keyed, *found.many, found.limit]
     task, many = fastest(found.task), fastest(found.many)
     print_table(
-        ("submitted beforehand", "tasks/s", "ours per task", "ours many=True"),
+        ("submitted in advance", "tasks/s", "ours per task", "ours many=True"),
         [
             (
                 rate.system,
@@ -147,14 +166,14 @@ def _print_systems(found: Found) -> None:
     )
     console.print()
     print_table(
-        ("beside each other", "plain Celery, or bare INSERTs", "ours"),
+        ("comparison", "plain Celery, or bare INSERTs", "ours"),
         [
             (
                 "one by one, 4 threads, end to end, tasks/s",
                 f"{found.plain_one_by_one:,.0f}",
                 f"{found.one_by_one:,.0f}",
             ),
-            ("  the same, in sessions of the ORM", "", f"{found.one_by_one_in_sessions:,.0f}"),
+            ("  the same, in ORM sessions", "", f"{found.one_by_one_in_sessions:,.0f}"),
             ("one task, submit → start, p50 ms", f"{found.plain_latency.p50_ms:.1f}", f"{found.latency.p50_ms:.1f}"),
             ("one task, submit → start, p99 ms", f"{found.plain_latency.p99_ms:.1f}", f"{found.latency.p99_ms:.1f}"),
             ("submit_many, tasks/s", f"{found.bare_insert:,.0f}", f"{found.submit_many:,.0f}"),
@@ -163,7 +182,7 @@ def _print_systems(found: Found) -> None:
     if found.memory:
         first, last = found.memory.first_mib, found.memory.last_mib
         tasks = f"{found.memory.first_tasks:,} and {found.memory.last_tasks:,} tasks"
-        console.print(f"\nA worker child after {tasks}: {first:.1f} and {last:.1f} MiB")
+        console.print(f"\nMemory of a worker process after {tasks}: {first:.1f} and {last:.1f} MiB")
     console.print()
 
 

@@ -1,12 +1,13 @@
-"""check: the doctor."""
+"""check: report what is wrong with servers, schema, workers and settings."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
 import settings
+from commands.options import Json
 from commands.output import console, print_json
 
 COLOURS: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -16,15 +17,17 @@ def register(app: typer.Typer) -> None:
     app.command()(check)
 
 
-def check(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Look at servers, schema, durability, clocks, workers and beat, and say what to do. Exit 1 on a fail.
+def check(as_json: Json = False) -> None:
+    """Check servers, schema, durability, clocks, workers and beat, and say how to fix what is wrong.
+
+    The exit code is 1 if a check failed.
 
     Example: `manage.py check --json | jq '.[] | select(.level != "ok")'`
     """
-    import checks  # noqa: PLC0415 - each command loads what it needs, so that the others answer at once
+    import checks  # noqa: PLC0415 - imports SQLAlchemy and Celery, which other commands do not need
 
     findings = []
-    for finding in checks.examine(settings.current()):
+    for finding in checks.run_checks(settings.current()):
         findings.append(finding)
         if not as_json:
             colour = COLOURS[finding.level]

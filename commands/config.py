@@ -1,4 +1,4 @@
-"""config: every setting, its value and where it comes from; also the page docs/configuration.md."""
+"""config: print every setting, its value and its source; also generate docs/configuration.md and docs/messages.md."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ import typer
 from pydantic import SecretStr
 
 import settings
+from commands.messages import messages_page
+from commands.options import Json
 from commands.output import print_json, print_table
 
 PAGE_HEAD: Final = """# Configuration
 
-Every setting is an environment variable. This page is made from `settings.py` by `make docs`; a test fails when it is
-stale. `manage.py config` prints the values in force and where each comes from. The canonical name wins over the seed's.
-A value that cannot be read stops the start with a sentence that names the variable.
+Every setting is an environment variable. `manage.py config` prints the current values and the source of each one.
+If a variable and one of its aliases (last column) are both set, the variable wins. An invalid value stops the program
+at start with a message that names the variable.
 
-| Variable | Default | Meaning | Also read from |
+`make docs` generates this page from `settings.py`; a test fails if the page is out of date.
+
+| Variable | Default | Meaning | Alias |
 |---|---|---|---|
 """
 PAGE_FOOT: Final = """
-## Read by others
+## Variables of other programs and of the tests
 
 | Variable | Meaning |
 |---|---|
-| `FLOWER_BASIC_AUTH`, `FLOWER_ADDRESS`, … | Flower's own options. Without them: loopback, and the generated login |
-| `REMAP_SIGTERM` | Celery's. Without it: `SIGQUIT`, so that SIGTERM gives messages in hand back at once |
-| `PROMETHEUS_MULTIPROC_DIR` | prometheus_client's. Without it: a folder of its own for each program |
-| `FAILPOINTS`, `FAILPOINT_TRACE` | tests only, see `failpoint.py` |
-| `AMQP_URL`, `TEST_DATABASE_URL` | tests only: a RabbitMQ and another PostgreSQL for the matrix |
+| `FLOWER_BASIC_AUTH`, `FLOWER_ADDRESS`, … | Flower's own options. Default: loopback only, with the generated login |
+| `REMAP_SIGTERM` | Celery's own. With `SIGQUIT` (set in the stack and the image), SIGTERM releases tasks at once |
+| `PROMETHEUS_MULTIPROC_DIR` | prometheus_client's own. Default: a new folder for each program |
+| `FAILPOINTS`, `FAILPOINT_TRACE` | Tests only: see `failpoint.py` |
+| `AMQP_URL`, `TEST_DATABASE_URL` | Tests only: a RabbitMQ, and a second version of PostgreSQL |
 """
 
 
@@ -40,17 +44,18 @@ def register(app: typer.Typer) -> None:
 
 
 def config(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/configuration.md.")] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="Print the page docs/messages.md.")] = False,
 ) -> None:
-    """Print every setting in force. Passwords are not shown.
+    """Print every setting, its value and its source. Passwords are not shown.
 
     Example: `manage.py config | grep OUTBOX`
     """
-    if markdown:
-        print(configuration_page(), end="")
+    if markdown or messages:
+        print(messages_page() if messages else configuration_page(), end="")
         return
-    rows = list(_values())
+    rows = list(_current_values())
     if as_json:
         print_json([{"name": name, "value": value, "source": source} for name, value, source in rows])
     else:
@@ -58,17 +63,19 @@ def config(
 
 
 def configuration_page() -> str:
+    """Return the text of docs/configuration.md."""
     lines = []
     for field, about in settings.Settings.model_fields.items():
         name, *aliases = settings.variables(field)
         choices = get_args(about.annotation) if get_origin(about.annotation) is not None else ()
         words = [f"`{choice}`" for choice in choices if isinstance(choice, str)]
         meaning = f"{about.description}" + (f" ({', '.join(words)})" if words else "")
-        lines.append(f"| `{name}` | {_shown(about.default)} | {meaning} | {', '.join(f'`{a}`' for a in aliases)} |")
+        also = ", ".join(f"`{alias}`" for alias in aliases)
+        lines.append(f"| `{name}` | {_describe_default(about.default)} | {meaning} | {also} |")
     return PAGE_HEAD + "\n".join(lines) + "\n" + PAGE_FOOT
 
 
-def _values() -> Iterator[tuple[str, str, str]]:
+def _current_values() -> Iterator[tuple[str, str, str]]:
     current = settings.current()
     for field in settings.Settings.model_fields:
         names = settings.variables(field)
@@ -76,7 +83,7 @@ def _values() -> Iterator[tuple[str, str, str]]:
         value = getattr(current, field)
         if names[0] in settings.SERVER_VARIABLES and not current.given(names[0]):
             value = current.stack.get(names[0], "")
-            source = "stack" if value else "nothing"
+            source = "stack" if value else "not set"
         yield names[0], _masked(value), source
 
 
@@ -89,7 +96,8 @@ def _masked(value: Any) -> str:
     return re.sub(r"(?i)((?:password|passwd|secret|token|key)=)[^&]*", r"\1***", without_login)
 
 
-def _shown(default: Any) -> str:
+def _describe_default(default: Any) -> str:
     if isinstance(default, SecretStr) or default in ("", (), None, {}):
         return "empty"
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    text = ", ".join(default) if isinstance(default, tuple) else str(default)
+    return f"`{text.lower() if isinstance(default, bool) else text}`"

@@ -1,4 +1,4 @@
-"""Before something is done to everything: ask on a terminal; without one, say which word is missing and exit 2."""
+"""Ask before changing or deleting many things, and name the operator for the ledger."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import typer
 from commands.output import complain
 
 
-def require_consent(question: str, *, chosen: bool, everything: bool, as_json: bool = False) -> None:
-    """A filter or `--all` is consent; otherwise somebody must answer. Stdout is a program's if it gets JSON."""
-    if chosen or everything:
-        return
-    if sys.stdin.isatty():
-        with redirect_stdout(sys.stderr if as_json else sys.stdout):  # `err=True` leaves a space on stdout
-            typer.confirm(question, abort=True)
-        return
-    complain("Nothing was changed: give a filter, or --all for all of them.")
-    raise typer.Exit(2)
+def confirm(question: str, *, remedy: str, as_json: bool) -> None:
+    """Ask on a terminal, and exit unless the answer is yes. Without a terminal, print the remedy and exit with 2."""
+    if not sys.stdin.isatty():
+        complain(f"Nothing was changed: {remedy}")
+        raise typer.Exit(2)
+    # With --json, stdout is for the result only. confirm(err=True) would still print a space there.
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        typer.confirm(question, abort=True)
 
 
 def operator() -> str:
-    """Who did it, for the ledger: user@host."""
+    """Return who runs the command: `user@host`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

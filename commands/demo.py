@@ -1,4 +1,4 @@
-"""demo: half a minute in which things are broken on purpose."""
+"""demo: break things on purpose for half a minute, and count the effects."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    count: Annotated[int, typer.Option(min=50, max=100_000, help="Tasks.")] = 500,
+    count: Annotated[int, typer.Option(min=50, max=100_000, help="How many tasks to run.")] = 500,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run tasks on servers of its own while a worker is killed and the broker forgets everything; count the effects.
+    """Run tasks on temporary servers while a worker is killed and the broker loses its messages; count the effects.
 
     Example: `manage.py demo --count 500`
     """
     from chaos.demo import demo as run  # noqa: PLC0415 - loads everything
 
-    counted = run((lambda _: None) if as_json else (lambda what: console.print(f"· {what}")), count=count)
+    counts = run((lambda _: None) if as_json else (lambda step: console.print(f"· {step}")), count=count)
     if as_json:
-        print_json(camel(counted))
+        print_json(camel(counts))
     else:
         console.print(
-            f"submitted {counted.submitted} = succeeded {counted.succeeded} = effects {counted.effects}", style="bold"
+            f"submitted {counts.submitted} = succeeded {counts.succeeded} = effects {counts.effects}", style="bold"
         )
         console.print(
-            f"refused: {counted.duplicates} duplicate deliveries, {counted.late} late writes of lost workers;"
-            f" {counted.taken_over} tasks were taken over or given back"
+            f"refused: {counts.duplicates} duplicate deliveries, {counts.late} late writes of lost workers;"
+            f" run again: {counts.interrupted} interrupted tasks"
         )
-    if not counted.is_right:
+    if not counts.is_right:
         raise typer.Exit(1)

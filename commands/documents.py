@@ -1,7 +1,10 @@
-"""ingest: files and folders into the ledger."""
+"""documents: add, list, search and delete documents. `ingest` and `search` are aliases."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy loads slowly
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,103 +16,213 @@ import typer
 from rich.text import Text
 
 import settings
+from commands.confirmation import confirm
 from commands.interrupts import INTERRUPTED, until_interrupted
-from commands.output import camel, complain, console, on_stderr, print_json, with_progress
-from commands.plain_lines import plain
+from commands.options import Json
+from commands.output import camel, complain, console, format_time, on_stderr, plural, print_json, with_progress
+from commands.plain_lines import plain, print_lines
 from commands.wakeups import publish_wakeups
 from models.status import TaskStatus
 
 if TYPE_CHECKING:
-    from documents.collect import Failed, Found
+    from documents.collect import Collected, Failed
     from tasks.operations.wait_final import Statuses
     from tasks.submission.submit import Submitted
 
 SHOWN: Final = 20
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the documents; change nothing.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(ingest)
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Documents: add, list, search and delete them.\n\nExample: `manage.py documents add docs/ --wait`",
+    )
+    group.command()(add)
+    group.command("list")(list_)
+    group.command()(search)
+    group.command()(delete)
+    app.add_typer(group, name="documents")
+    app.command("ingest", help="Alias of `documents add`.\n\nExample: `manage.py ingest docs/ --wait`")(add)
+    app.command("search", help="Alias of `documents search`.\n\nExample: `manage.py search refund policy`")(search)
 
 
-def ingest(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files, and folders with all below them.")],
+def add(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files, and folders with everything in them.")],
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which files.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until their tasks are done.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait at most.")] = 600,
+    dry_run: DryRun = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the documents are searchable.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Wait at most this many seconds.")] = 600,
     as_json: Json = False,
 ) -> None:
-    """Upload text, Markdown, HTML and PDF files, to be searched. The same file again is not read again.
+    """Upload text, Markdown, HTML and PDF files and make them searchable. Unchanged files are not processed again.
 
-    Hidden files and other kinds are skipped. A file's name is its path below the folder that was given.
+    Hidden files and files of other types are skipped. A document's name is the path of its file relative to the folder.
 
-    Example: `manage.py ingest docs/ --wait`
+    Example: `manage.py documents add docs/ --wait`
     """
-    from documents.collect import find  # noqa: PLC0415 - loads SQLAlchemy
+    from documents.collect import collect_files
 
-    found = find(paths, most_bytes=settings.current().document_max_bytes)
-    uploaded = _Uploaded(found)
+    collected = collect_files(paths, max_bytes=settings.current().document_max_bytes)
+    uploads = _Uploads(collected)
     with until_interrupted() as stopped:
         if not dry_run:
             with publish_wakeups():
-                with_progress(_upload(uploaded, stopped), total=len(found.files), what="uploaded")
+                with_progress(_upload(uploads, stopped), total=len(collected.files), what="uploaded")
             if wait:
-                uploaded.statuses = _wait(uploaded.submitted, timeout, stopped)
-            uploaded.dead = _dead(uploaded.submitted)
+                uploads.statuses = _wait(uploads.submitted, timeout, stopped)
+            uploads.dead = _find_dead(uploads.submitted)
     if as_json:
-        print_json(_json_of(uploaded, dry_run=dry_run))
+        print_json(_json_of(uploads, dry_run=dry_run))
     else:
-        _print(uploaded, dry_run=dry_run)
-    is_failed = _complain(uploaded)
+        _print_uploads(uploads, dry_run=dry_run)
+    has_failures = _report_failures(uploads)
     if stopped.is_set():
-        complain("Interrupted: it is safe to run it again.")
+        complain("Interrupted. It is safe to run the command again.")
         raise typer.Exit(INTERRUPTED)
-    if is_failed:
+    if has_failures:
         raise typer.Exit(1)
 
 
-@dataclass(slots=True)
-class _Uploaded:
-    """What became of the files so far."""
+def list_(
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="List at most this many.")] = 50,
+    before: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Next page: the cursor printed below the previous page.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List documents, newest change first, with the status of the task that makes each one searchable.
 
-    found: Found
+    Example: `manage.py documents list --limit 20`
+    """
+    import documents
+    from models.engine import engine
+    from tasks.operations.listing import Cursor
+
+    cursor = Cursor.parse(before) if before else None
+    with engine().connect() as connection:
+        after = (cursor.changed_at, cursor.task_id) if cursor else None
+        found = documents.list_documents(connection, before=after, limit=limit)
+    last = found[-1] if len(found) == limit else None
+    older = str(Cursor(last.updated_at, last.document_id)) if last else None
+    if as_json:
+        print_json({"documents": [camel(each) for each in found], "before": older})
+        return
+    print_lines(
+        ("name", "revision", "bytes", "media type", "chunks", "task", "updated (UTC)"),
+        [
+            (
+                each.name,
+                str(each.revision),
+                f"{each.size_bytes:,}",
+                each.media_type,
+                f"{each.chunks:,}",
+                each.status or "",
+                format_time(each.updated_at),
+            )
+            for each in found
+        ],
+    )
+    if older:
+        console.print(f"next page: --before {older}", markup=False)
+
+
+def search(
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help='Words, "a phrase", or, -without.')],
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Show at most this many.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Search the text of all documents; the best matches come first.
+
+    Example: `manage.py documents search refund policy`
+    """
+    import documents
+    from models.engine import engine
+
+    with engine().connect() as connection:
+        hits = documents.search(connection, " ".join(words), limit=limit)
+    if as_json:
+        print_json([camel(hit) for hit in hits])
+        return
+    for hit in hits:
+        console.print(Text.assemble((plain(hit.name), "bold"), f"  {hit.rank:.3f}"))
+        console.print(_highlighted(plain(hit.highlight)))
+        console.print()
+    console.print(f"{len(hits)} match{'es' if len(hits) > 1 else ''}" if hits else "No matches.")
+
+
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names, as `documents list` shows them.")],
+    *,
+    dry_run: DryRun = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete documents and everything that was extracted from them. If one does not exist, nothing is deleted.
+
+    Example: `manage.py documents delete notes/old.md --yes`
+    """
+    import documents
+    from documents.store import lock_documents
+    from models.engine import sessions
+
+    with sessions().begin() as session:
+        chosen = sorted(lock_documents(session, names).values())
+    if not dry_run:
+        if not yes:
+            shown = plain(", ".join(chosen[:SHOWN])) + (", …" if len(chosen) > SHOWN else "")
+            confirm(f"Delete {plural(len(chosen), 'document')} ({shown})?", remedy="add --yes.", as_json=as_json)
+        with sessions().begin() as session:
+            documents.delete(session, names)
+    if as_json:
+        print_json({"dryRun": dry_run, "documents": chosen})
+        return
+    for name in chosen:
+        console.print(f"{'would be deleted' if dry_run else 'deleted'}: {plain(name)}", markup=False)
+
+
+@dataclass(slots=True)
+class _Uploads:
+    """The files of one `add`, and what has happened to them so far."""
+
+    collected: Collected
     submitted: dict[str, Submitted] = field(default_factory=dict)  # by name
     statuses: Statuses | None = None  # after waiting
-    dead: dict[str, str] = field(default_factory=dict)  # by name: of what; since an earlier upload, or since now
+    dead: dict[str, str] = field(default_factory=dict)  # error message by name; the task may be of an earlier upload
 
     @property
     def failed(self) -> list[Failed]:
-        return self.found.failed
+        return self.collected.failed
 
 
-def _upload(uploaded: _Uploaded, stopped: Event) -> Iterator[int]:
-    """A transaction for each: one that is refused costs the others nothing."""
-    import documents  # noqa: PLC0415
-    from documents.collect import Failed, shown  # noqa: PLC0415
-    from models.engine import sessions  # noqa: PLC0415 - loads SQLAlchemy
-    from models.errors import Misuse  # noqa: PLC0415
+def _upload(uploads: _Uploads, stopped: Event) -> Iterator[int]:
+    """Upload each file in a transaction of its own, so that a rejected file does not affect the others."""
+    import documents
+    from documents.collect import Failed, printable
+    from models.engine import sessions
+    from models.errors import Misuse
 
-    for done, (name, path) in enumerate(uploaded.found.files.items(), 1):
+    for done, (name, path) in enumerate(uploads.collected.files.items(), 1):
         try:
             content = path.read_bytes()
             with sessions().begin() as session:
-                uploaded.submitted[name] = documents.upload(session, name=name, content=content)
-        except Misuse as refused:
-            uploaded.failed.append(Failed(shown(path), refused.message))
+                uploads.submitted[name] = documents.upload(session, name=name, content=content)
+        except Misuse as error:
+            uploads.failed.append(Failed(printable(path), error.message))
         except OSError as error:
-            uploaded.failed.append(Failed(shown(path), error.strerror or str(error)))
+            uploads.failed.append(Failed(printable(path), error.strerror or str(error)))
         yield done
         if stopped.is_set():
             return
 
 
 def _wait(submitted: dict[str, Submitted], seconds: float, stopped: Event) -> Statuses:
-    """Of those that were not done already: nobody waits for a task that was pruned."""
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.operations.listing import FINAL  # noqa: PLC0415
-    from tasks.operations.wait_final import Statuses, in_words, watch  # noqa: PLC0415
+    """Wait for the tasks that are not final yet. A task that was final before may have been pruned since."""
+    from models.engine import engine
+    from tasks.operations.listing import FINAL
+    from tasks.operations.wait_final import Statuses, in_words, watch
 
     statuses: Statuses = Statuses()
     if ids := [each.task_id for each in submitted.values() if each.status not in FINAL]:
@@ -119,57 +232,65 @@ def _wait(submitted: dict[str, Submitted], seconds: float, stopped: Event) -> St
     return statuses
 
 
-def _dead(submitted: dict[str, Submitted]) -> dict[str, str]:
-    from documents.store import deaths  # noqa: PLC0415
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
+def _find_dead(submitted: dict[str, Submitted]) -> dict[str, str]:
+    from documents.store import find_dead
+    from models.engine import engine
 
     with engine().connect() as connection:
-        found = deaths(connection, [each.task_id for each in submitted.values()])
+        found = find_dead(connection, [each.task_id for each in submitted.values()])
     return {name: found[each.task_id] for name, each in submitted.items() if each.task_id in found}
 
 
-def _complain(uploaded: _Uploaded) -> bool:
-    """Says what failed, if something did. What a newer upload has replaced (DISCARDED) is no failure."""
-    from tasks.operations.wait_final import Statuses, in_words  # noqa: PLC0415 - loads SQLAlchemy
+def _report_failures(uploads: _Uploads) -> bool:
+    """Print what failed, and return whether anything did. DISCARDED is not a failure: a newer upload took its place."""
+    from tasks.operations.wait_final import Statuses, in_words
 
-    for name, said in list(uploaded.dead.items())[:SHOWN]:
-        task_id = uploaded.submitted[name].task_id
-        complain(f"{plain(name)} is dead: {plain(said)} To try again: manage.py retry-now {task_id}")
-    for each in uploaded.failed[:SHOWN]:
+    for name, message in list(uploads.dead.items())[:SHOWN]:
+        task_id = uploads.submitted[name].task_id
+        complain(f"{plain(name)} is dead: {plain(message)} To try again: manage.py retry-now {task_id}")
+    for each in uploads.failed[:SHOWN]:
         complain(f"{plain(each.path)}: {plain(each.reason)}.")
-    statuses: Statuses = uploaded.statuses or Statuses()
+    statuses: Statuses = uploads.statuses or Statuses()
     is_unfinished = bool(set(statuses) - {TaskStatus.SUCCEEDED, TaskStatus.DISCARDED})
     if is_unfinished:
-        complain(f"Not all succeeded: {in_words(statuses)}. See: manage.py tasks --type document.ingest")
-    return bool(uploaded.failed or uploaded.dead or is_unfinished)
+        complain(f"Not all tasks succeeded: {in_words(statuses)}. See: manage.py tasks --type document.ingest")
+    return bool(uploads.failed or uploads.dead or is_unfinished)
 
 
-def _print(uploaded: _Uploaded, *, dry_run: bool) -> None:
+def _print_uploads(uploads: _Uploads, *, dry_run: bool) -> None:
     if dry_run:
-        for name in uploaded.found.files:
+        for name in uploads.collected.files:
             console.print(Text(plain(name)))
-        console.print(f"{len(uploaded.found.files):,} files would be uploaded")
+        console.print(f"{len(uploads.collected.files):,} files would be uploaded")
     else:
-        new = sum(each.created for each in uploaded.submitted.values())
-        console.print(f"uploaded: {len(uploaded.submitted):,} ({new:,} new or changed)")
-    skipped = [(f"skipped, {reason}", number) for reason, number in sorted(uploaded.found.skipped.items())]
-    for what, number in (*skipped, ("failed", len(uploaded.failed)), ("dead", len(uploaded.dead))):
+        changed = sum(each.created for each in uploads.submitted.values())
+        console.print(f"uploaded: {len(uploads.submitted):,} ({changed:,} new or changed)")
+    skipped = [(f"skipped, {reason}", number) for reason, number in sorted(uploads.collected.skipped.items())]
+    for label, number in (*skipped, ("failed", len(uploads.failed)), ("dead", len(uploads.dead))):
         if number:
-            console.print(f"{what}: {number:,}")
-    if uploaded.statuses is not None:
-        for status, number in sorted(uploaded.statuses.items(), key=str):
+            console.print(f"{label}: {number:,}")
+    if uploads.statuses is not None:
+        for status, number in sorted(uploads.statuses.items(), key=str):
             console.print(f"{status or 'gone'}: {number:,}")
 
 
-def _json_of(uploaded: _Uploaded, *, dry_run: bool) -> dict[str, Any]:
-    submitted = {name: camel(each) for name, each in uploaded.submitted.items()}
-    told: dict[str, Any] = {
+def _json_of(uploads: _Uploads, *, dry_run: bool) -> dict[str, Any]:
+    submitted = {name: camel(each) for name, each in uploads.submitted.items()}
+    report: dict[str, Any] = {
         "dryRun": dry_run,
-        "files": [{"name": name, **submitted.get(name, {})} for name in uploaded.found.files],
-        "skipped": +uploaded.found.skipped,
-        "failed": [camel(each) for each in uploaded.failed],
-        "dead": uploaded.dead,
+        "files": [{"name": name, **submitted.get(name, {})} for name in uploads.collected.files],
+        "skipped": +uploads.collected.skipped,
+        "failed": [camel(each) for each in uploads.failed],
+        "dead": uploads.dead,
     }
-    if uploaded.statuses is not None:
-        told["statuses"] = Counter({status or "gone": number for status, number in uploaded.statuses.items()})
-    return told
+    if uploads.statuses is not None:
+        report["statuses"] = Counter({status or "gone": number for status, number in uploads.statuses.items()})
+    return report
+
+
+def _highlighted(text: str) -> Text:
+    """Make the matches bold. Their brackets stay, because copied or piped text is not bold."""
+    shown = Text()
+    for part in re.split("(⟦[^⟧]*⟧)", text):
+        shown.append(part, style="bold yellow" if part.startswith("⟦") else "")
+    return shown

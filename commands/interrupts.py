@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps: what was begun is finished, and the command says how far it got."""
+"""Finish the current step on Ctrl-C, so that the command can report how far it got."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-INTERRUPTED: Final = 130  # the exit code of whoever ends by SIGINT
+INTERRUPTED: Final = 130  # the usual exit code after SIGINT
 
 
 @contextmanager
 def until_interrupted() -> Iterator[threading.Event]:
-    """The event is set by the first Ctrl-C or SIGTERM. A second one ends the program at once."""
+    """Yield an event that the first Ctrl-C or SIGTERM sets. A second one ends the program at once."""
     stopped = threading.Event()
 
     def stop(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""kafka-worker: run tasks whose wake-ups come from Kafka."""
+"""kafka-worker: run the tasks whose wake-ups come from Kafka."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ def register(app: typer.Typer) -> None:
 
 
 def kafka_worker(
-    processes: Annotated[int, typer.Option("--processes", min=1, max=256, help="How many run tasks at once.")] = 1,
+    processes: Annotated[int, typer.Option("--processes", min=1, max=256, help="How many processes run tasks.")] = 1,
     child_of: Annotated[int, typer.Option("--child-of", hidden=True)] = 0,
 ) -> None:
-    """Run tasks until Ctrl-C, with INGEST_QUEUE=kafka. Start as many as the topic has partitions, anywhere.
+    """Run tasks until Ctrl-C. Needs INGEST_QUEUE=kafka.
 
-    Beat and a Celery worker of the queue `system` are needed beside it: they publish, and bring back what was lost.
+    At most one process per partition of the topic gets work, on all machines together. Beat and a Celery worker of the
+    queue `system` must run too: they publish wake-ups and recover lost tasks.
 
     Example: `manage.py kafka-worker --processes 4`
     """
     if settings.current().ingest_queue != "kafka":
-        raise SettingsError("INGEST_QUEUE: wake-ups go to Celery; set it to kafka, for whoever submits too.")
+        raise SettingsError("INGEST_QUEUE: wake-ups go to Celery; set it to kafka, also where tasks are submitted.")
     if child_of:
         from tasks.kafka.worker import work  # noqa: PLC0415 - loads SQLAlchemy
 
@@ -37,13 +38,13 @@ def kafka_worker(
     from tasks.core.logs import configure_logging  # noqa: PLC0415
     from tasks.core.registry import handlers  # noqa: PLC0415
     from tasks.kafka.client import make_consumer  # noqa: PLC0415
-    from tasks.kafka.processes import Processes  # noqa: PLC0415
+    from tasks.kafka.worker_processes import WorkerProcesses  # noqa: PLC0415
 
-    make_consumer(settings.current()).close()  # what cannot be used is said once, and not by every process
+    make_consumer(settings.current()).close()  # report bad options once, not in every process
     require_ready(newer_is_ready=True)
     handlers()
     configure_logging(logging.INFO)
     with until_interrupted() as stopped:
-        code = Processes(processes).run(stopped)
+        code = WorkerProcesses(processes).run(stopped)
     if code:
         raise typer.Exit(code)

@@ -1,4 +1,6 @@
-"""migrate: the schema of the ledger."""
+"""migrate: create or upgrade the schema of the ledger."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy and Alembic load slowly
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Annotated
 import typer
 
 import settings
+from commands.options import Json
 from commands.output import console, print_json
 
 
@@ -15,20 +18,22 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate(
-    revision: Annotated[str, typer.Argument(help="A revision, `head` or `base`.")] = "head",
-    lock_timeout: Annotated[float, typer.Option(min=0.1, help="Longest wait for a lock, in seconds.")] = 10.0,
-    yes: Annotated[bool, typer.Option("--yes", help="With `base`: do not ask before all tables are dropped.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    revision: Annotated[
+        str, typer.Argument(help="A revision. `head` is the latest; `base` drops all tables.")
+    ] = "head",
+    lock_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a lock at most.")] = 10.0,
+    yes: Annotated[bool, typer.Option("--yes", help="With `base`: do not ask before dropping all tables.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Bring the schema of the ledger to a revision. Safe to run twice at once.
+    """Migrate to the latest schema. Safe to run concurrently.
 
     Example: `manage.py migrate`
     """
-    from models.engine import make_engine  # noqa: PLC0415 - loads SQLAlchemy
-    from models.schema import migrate as migrate_schema  # noqa: PLC0415
+    from models.engine import make_engine
+    from models.schema import migrate as migrate_schema
 
     if revision == "base" and not yes:
-        typer.confirm("This drops every table of the ledger and all it knows. Go on?", abort=True)
+        typer.confirm("This drops every table of the ledger with all its data. Continue?", abort=True)
     after = migrate_schema(make_engine(settings.current().database_url), revision, lock_timeout_seconds=lock_timeout)
     if as_json:
         print_json({"revision": after})

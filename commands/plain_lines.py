@@ -1,4 +1,4 @@
-"""Lists whose lines stay whole: an id that is folded cannot be copied, and one line per task can be searched."""
+"""Print lists one line per row, never folded, so that ids can be copied and lines can be searched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 
 
 def print_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned; what is stored in a task steers neither the terminal nor our markup."""
+    """Print aligned columns."""
     cells = [list(columns), *([plain(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
     for row in cells:
@@ -18,5 +18,5 @@ def print_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def plain(stored: str) -> str:
-    """A text that is stored steers neither the terminal nor the lines."""
+    """Replace control characters: text stored in a task must not control the terminal or break a line."""
     return _CONTROL.sub(" ", stored)

@@ -1,4 +1,4 @@
-"""How fast an operator wants something to happen: `50/s`, `30/m`."""
+"""Parse and keep a rate: `50/s`, `30/m`, `1000/h`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from typing import Final
 import typer
 
 HELP: Final = "50/s, 30/m or 1000/h"
-STEPS_PER_SECOND: Final = 5
-_RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)(?:/([smh]))?")
+MAX_BATCH: Final = 500
+BATCHES_PER_SECOND: Final = 5
+_RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)/([smh])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 
 
-def rate(given: str | None) -> float | None:
-    """Per second. A parser for options."""
-    if given is None:
-        return None
+def parse_rate(given: str) -> float:
+    """Return the rate per second."""
     found = _RATE.fullmatch(given)
-    per_second = float(found[1]) / _SECONDS[found[2] or "s"] if found else 0
+    per_second = float(found[1]) / _SECONDS[found[2]] if found else 0
     if not per_second:
-        raise typer.BadParameter(f"{given!r} is not a rate: {HELP}.")
+        raise typer.BadParameter(f"{given!r} is not a rate. Give a number and a unit: {HELP}.")
     return per_second
 
 
-def smooth_batch(per_second: float | None, most: int) -> int:
-    """Small enough that a second sees several of them."""
-    return most if per_second is None else max(1, min(most, int(per_second / STEPS_PER_SECOND)))
+def batch_size(per_second: float | None) -> int:
+    """Return a batch size that keeps the rate smooth: several small batches per second."""
+    return MAX_BATCH if per_second is None else max(1, min(MAX_BATCH, int(per_second / BATCHES_PER_SECOND)))
 
 
 def paced(batches: Iterator[Sized], *, total: int, per_second: float | None, stopped: Event) -> Iterator[int]:
-    """Takes one batch after the other, not faster than that; yields how much was done so far. Stops between two."""
+    """Take the batches no faster than the rate; yield the number of items done so far. Stop when `stopped` is set."""
     done, started_at = 0, time.monotonic()
     while done < total and not stopped.is_set():
         batch = next(batches, None)

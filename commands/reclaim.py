@@ -1,17 +1,26 @@
-"""reclaim, rebuild-broker: what was lost with a worker or with the broker comes back out of the ledger."""
+"""reclaim, rebuild-broker: restore from the ledger what a lost worker or broker held."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy and Celery load slowly
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
 import typer
 
 import settings
 from commands.interrupts import INTERRUPTED, until_interrupted
-from commands.output import camel, complain, console, print_json, print_table, with_progress
+from commands.options import Json
+from commands.output import camel, complain, console, plural, print_json, print_table, with_progress
 from commands.wakeups import publish_wakeups
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+WORDS: Final = {
+    "leases": "workers lost",
+    "charged": "tasks failed",
+    "isolated": "tasks to run alone",
+    "wokenAgain": "tasks woken again",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -20,14 +29,16 @@ def register(app: typer.Typer) -> None:
 
 
 def reclaim(
-    once: Annotated[bool, typer.Option("--once", help="One look, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take over the tasks of lost workers and wake-up again for lost wake-ups, until Ctrl-C. Beat does the same.
+    """Recover the tasks of lost workers and tasks whose message was lost, until Ctrl-C.
+
+    Beat does the same regularly; this command is for installations without beat.
 
     Example: `manage.py reclaim --once --json`
     """
-    from tasks import ticks  # noqa: PLC0415 - loads SQLAlchemy and Celery
+    from tasks import ticks
 
     with until_interrupted() as stopped, publish_wakeups():
         while not stopped.is_set():
@@ -41,34 +52,30 @@ def _print_reclaimed(found: dict[str, Any] | None, *, as_json: bool) -> None:
     if as_json:
         print_json({"ran": found is not None, **(found or {})})
     elif found is None:
-        console.print("Reclaim runs elsewhere just now.")
+        console.print("Another process is already reclaiming.")
     else:
-        words = {
-            "leases": "lost leases",
-            "charged": "tasks charged",
-            "isolated": "isolated",
-            "wokenAgain": "woken again",
-        }
-        console.print(", ".join(f"{words.get(name, name)} {number}" for name, number in found.items()))
+        console.print(", ".join(f"{WORDS.get(name, name)}: {number}" for name, number in found.items()))
 
 
 def rebuild_broker(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how much it would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be sent.")] = False,
     as_json: Json = False,
 ) -> None:
-    """After a flush, or with a new broker: wake-up for everything that is due and restore the dead letters.
+    """Fill an empty broker: send a message for every due task, and restore the dead-letter queue.
 
-    Safe at any time, with workers running too: a task that is woken twice is run once.
+    Use it after the broker lost its content, or for a new broker. It is safe at any time, also while workers run: a
+    task that gets two messages runs once.
 
     Example: `manage.py rebuild-broker --dry-run`
     """
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy and Celery
-    from tasks import broker  # noqa: PLC0415
-    from tasks.operations import dead_letter_queue, dead_tasks, rebuild_broker  # noqa: PLC0415
+    from models.engine import engine
+    from tasks import broker
+    from tasks.core.wakeups import Woken
+    from tasks.operations import dead_letter_queue, dead_tasks, rebuild_broker
 
     current = settings.current()
     with engine().connect() as connection:
-        due = rebuild_broker.due(connection)
+        due = rebuild_broker.count_due(connection)
         dead = dead_tasks.count(connection, dead_tasks.Choice()).total
     total = sum(kind.count for kind in due)
     if dry_run:
@@ -76,29 +83,27 @@ def rebuild_broker(
             print_json({"dryRun": True, "due": [camel(kind) for kind in due], "tasks": total, "dead": dead})
         else:
             print_table(("queue", "type", "due"), [(kind.queue, kind.type, f"{kind.count:,}") for kind in due])
-            console.print(f"to be woken: {total:,} tasks; dead letters: {dead:,}")
+            console.print(f"to wake: {plural(total, 'task')}; dead letters: {dead:,}")
         return
-    broker.depths([current.ingest_queues[0]])  # one that is away is said before anything is done
-    woken = rebuild_broker.Woken()
+    broker.depths([current.ingest_queues[0]])  # fail before anything is changed if the broker is unreachable
+    woken = Woken()
     with until_interrupted() as stopped, publish_wakeups():
-        pages = rebuild_broker.wake_all_due(engine())
 
-        def tasks_so_far() -> Any:
+        def tasks_so_far() -> Iterator[int]:
             nonlocal woken
-            for woken in pages:
+            for woken in rebuild_broker.wake_all_due(engine()):
                 yield woken.tasks
                 if stopped.is_set():
                     return
 
         with_progress(tasks_so_far(), total=total, what="woken")
         if not stopped.is_set():
-            letters = dead_letter_queue.sync(engine(), current, depths=broker.depths, purge=broker.purge, force=True)
+            letters = dead_letter_queue.sync(engine(), current, force=True)
     if stopped.is_set():
-        complain(f"Interrupted after {woken.tasks:,} of {total:,} tasks. It is safe to run it again.")
+        complain(f"Interrupted after {woken.tasks:,} of {plural(total, 'task')}. It is safe to run the command again.")
         raise typer.Exit(INTERRUPTED)
     if as_json:
         print_json({"tasks": woken.tasks, "wakeups": woken.wakeups, "letters": letters})
     else:
-        console.print(
-            f"woken for {woken.tasks:,} tasks in {woken.wakeups:,} wake-ups; dead letters written: {letters:,}"
-        )
+        sent = f"{plural(woken.tasks, 'task')} with {plural(woken.wakeups, 'message')}"
+        console.print(f"woke {sent}; dead letters written: {letters:,}")

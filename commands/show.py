@@ -1,16 +1,27 @@
-"""show: one task, its history, and why it is not running."""
+"""show: print one task, its history, and why it is not running."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy loads slowly
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 import settings
-from commands.output import age, camel, console, moment, moment_utc, print_json, print_table
+from commands.options import TaskId
+from commands.output import (
+    camel,
+    console,
+    format_duration,
+    format_time,
+    format_time_utc,
+    plural,
+    print_json,
+    print_table,
+)
 from commands.plain_lines import print_lines
 
 if TYPE_CHECKING:
@@ -25,20 +36,20 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    task_id: Annotated[uuid.UUID, typer.Argument(metavar="ID", help="The id of a task.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole payload.")] = False,
+    task_id: TaskId,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the complete payload.")] = False,
 ) -> None:
-    """Show a task: its state, its history, its wake-ups, and why it is not running.
+    """Show a task: its state, its history, its messages, and why it is not running.
 
     Example: `manage.py show 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60`
     """
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.core.registry import handlers  # noqa: PLC0415
-    from tasks.operations.task_details import details  # noqa: PLC0415
-    from tasks.operations.why_waiting import reasons  # noqa: PLC0415
+    from models.engine import engine
+    from tasks.core.registry import handlers
+    from tasks.operations.task_details import read_details
+    from tasks.operations.why_waiting import reasons
 
     with engine().connect() as connection:
-        found = details(connection, task_id)
+        found = read_details(connection, task_id)
     why = reasons(found, settings.current(), known_types=handlers())
     if as_json:
         print_json(_json_of(found, why))
@@ -62,14 +73,14 @@ def _print(found: Details, why: list[Reason]) -> None:
     print_table(("task", ""), [(name, value) for name, value in _fields(found) if value])
     console.print()
     print_table(
-        ("why it is not running" if why[0].code != "running" else "it runs",), [(each.message,) for each in why]
+        ("why it is not running" if why[0].code != "running" else "running",), [(each.message,) for each in why]
     )
     console.print()
     print_lines(
         ("at (UTC)", "from", "to", "failures", "by", "message"),
         [
             (
-                moment(each.created_at),
+                format_time(each.created_at),
                 each.from_status or "",
                 each.to_status,
                 str(each.attempt_count),
@@ -88,7 +99,7 @@ def _print(found: Details, why: list[Reason]) -> None:
                     str(wakeup.id),
                     wakeup.status,
                     str(wakeup.attempt_count),
-                    moment(wakeup.next_retry_at or wakeup.created_at),
+                    format_time(wakeup.next_retry_at or wakeup.created_at),
                     wakeup.locked_by or "",
                     _cut((wakeup.last_error or "").partition("\n")[0]),
                 )
@@ -99,7 +110,10 @@ def _print(found: Details, why: list[Reason]) -> None:
         console.print()
         print_table(
             ("audit", "at (UTC)", "by", "detail"),
-            [(each.code, moment(each.created_at), each.worker_id, _cut(each.detail or "")) for each in found.audits],
+            [
+                (each.code, format_time(each.created_at), each.worker_id, _cut(each.detail or ""))
+                for each in found.audits
+            ],
         )
     if found.task.last_error:
         console.print()
@@ -112,16 +126,17 @@ def _fields(found: Details) -> Iterator[tuple[str, str]]:
     yield "type", task.type
     yield "status", task.status
     yield "queue", f"{task.queue}, priority {task.priority}{', runs alone' if task.isolated else ''}"
-    yield "key", task.idempotency_key or ""
+    yield "idempotency key", task.idempotency_key or ""
     yield "partition key", task.partition_key or ""
     yield "failures", f"{task.attempt_count} of {task.max_attempts}"
-    yield "due", moment_utc(task.next_retry_at)
-    yield "woken", moment_utc(task.last_wakeup_at)
-    yield "created", f"{moment_utc(task.created_at)}, {age(found.now - task.created_at)} ago"
-    yield "changed", moment_utc(task.updated_at)
-    yield "finished", moment_utc(task.finished_at)
+    yield "due", format_time_utc(task.next_retry_at)
+    yield "woken", format_time_utc(task.last_wakeup_at)
+    yield "created", f"{format_time_utc(task.created_at)}, {format_duration(found.now - task.created_at)} ago"
+    yield "changed", format_time_utc(task.updated_at)
+    yield "finished", format_time_utc(task.finished_at)
     if found.lease:
-        yield "lease", f"{found.lease.holder} until {moment_utc(found.lease.lease_until)}, {found.lease.tasks} tasks"
+        tasks = plural(found.lease.tasks, "task")
+        yield "lease", f"{found.lease.holder} until {format_time_utc(found.lease.lease_until)}, {tasks}"
     yield "error", ": ".join(filter(None, (task.error_code, task.error_message)))
     yield "notify", task.notify or ""
     yield "payload", _cut(_written(task.payload))
@@ -134,4 +149,4 @@ def _written(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= CUT_AT else f"{text[:CUT_AT]}… ({len(text):,} characters; --json has all)"
+    return text if len(text) <= CUT_AT else f"{text[:CUT_AT]}… ({len(text):,} characters; --json prints all)"

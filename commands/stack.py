@@ -1,4 +1,4 @@
-"""up, down, ps, env: the stack on this machine."""
+"""up, down, ps, env: control the stack on this machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 import settings
 from commands.output import console, print_json, print_table
 from embedded import background
-from embedded.follow_logs import Follower
 from embedded.home import Home
+from embedded.log_follower import LogFollower
 from embedded.roles import FLOWER_USER, SERVER_ROLES, SUPERVISOR
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -25,11 +25,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return when everything is ready.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show information, not only warnings.")] = False,
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="Run in the background; return when everything is ready.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Log information, not only warnings.")] = False,
     supervise: Annotated[bool, typer.Option("--supervise", hidden=True)] = False,
 ) -> None:
-    """Start servers, workers, beat, API and Flower, and follow their logs. Ctrl-C stops everything.
+    """Start the servers, workers, beat, API and Flower, and follow their logs. Ctrl-C stops everything.
 
     Example: `manage.py up -d && eval "$(manage.py env)" && curl $API_URL/healthz`
     """
@@ -42,7 +44,7 @@ def up(
     from embedded.foreground import supervise as supervise_stack  # noqa: PLC0415 - loads SQLAlchemy and Alembic
 
     if supervise:
-        supervise_stack(current, _tell_log, verbose=verbose, when_ready=lambda _home: lambda: None)
+        supervise_stack(current, _report_to_log, verbose=verbose, when_ready=lambda _home: lambda: None)
     else:
         with console.status("starting …") as progress:
 
@@ -51,17 +53,17 @@ def up(
                 _print_running(True)
                 console.print("[dim]Ctrl-C stops everything; logs follow.[/dim]")
                 roles = [line.role for line in background.status(current) if verbose or line.role not in SERVER_ROLES]
-                follower = Follower(home, [role for role in roles if role != SUPERVISOR], console)
+                follower = LogFollower(home, [role for role in roles if role != SUPERVISOR], console)
                 follower.start()
                 return lambda: _stop_following(follower)
 
-            started = supervise_stack(current, _tell, verbose=verbose, when_ready=show_and_follow)
+            started = supervise_stack(current, _report, verbose=verbose, when_ready=show_and_follow)
         if not started:
             _print_running(False)
 
 
 def down() -> None:
-    """Stop everything that `up` started, in order.
+    """Stop everything that `up` started.
 
     Example: `manage.py down`
     """
@@ -70,11 +72,11 @@ def down() -> None:
     if stopped:
         console.print(f"Stopped {', '.join(stopped)}.")
     else:
-        console.print(f"No stack runs in {settings.current().home}.", markup=False)
+        console.print(f"No stack is running in {settings.current().home}.", markup=False)
 
 
 def ps(as_json: Json = False) -> None:
-    """List the parts of the stack.
+    """List the programs of the stack.
 
     Example: `manage.py ps --json`
     """
@@ -82,50 +84,53 @@ def ps(as_json: Json = False) -> None:
     if as_json:
         print_json(lines)
     elif lines:
-        _print_parts(lines)
+        _print_programs(lines)
     else:
-        console.print(f"No stack runs in {settings.current().home}: run `make up`.", markup=False)
+        console.print(f"No stack is running in {settings.current().home}: run `make up`.", markup=False)
 
 
 def env() -> None:
-    """Print the addresses of the stack as shell exports (they contain its passwords).
+    """Print the addresses of the stack as shell exports. They contain its passwords.
 
-    Example: `eval "$(manage.py env)"`
+    DATABASE_URL names the driver, as SQLAlchemy needs it. psql does not read it, but it reads PGHOST, PGPORT, PGUSER,
+    PGPASSWORD and PGDATABASE.
+
+    Example: `eval "$(manage.py env)" && psql -c 'SELECT id, status FROM ingest_task'`
     """
     for name, value in background.exports(settings.current()).items():
         print(f"export {name}={shlex.quote(value)}")
 
 
-def _tell(sentence: str) -> None:
+def _report(sentence: str) -> None:
     console.print(f"[bold]{SUPERVISOR}[/bold] │ ", end="")
     console.print(sentence, markup=False)
 
 
-def _tell_log(sentence: str) -> None:
+def _report_to_log(sentence: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}", flush=True)
 
 
-def _stop_following(follower: Follower) -> None:
+def _stop_following(follower: LogFollower) -> None:
     console.print("[dim]stopping …[/dim]")
     follower.stop()
 
 
 def _print_running(started: bool) -> None:
     current = settings.current()
-    console.print(f"[bold]{'Celeriac runs' if started else 'A stack already runs'}[/bold] in ", end="")
+    console.print(f"[bold]{'Celeriac is running' if started else 'A stack is already running'}[/bold] in ", end="")
     console.print(f"{current.home}\n", markup=False)
-    _print_parts(background.status(current))
+    _print_programs(background.status(current))
     stack = current.stack
     login = f"{FLOWER_USER} / {current.secrets.get('flower', '')}"
     console.print(f"\nAPI     {stack.get('API_URL')}")
     console.print(f"Flower  {stack.get('FLOWER_URL')}   login {login}")
-    console.print("\nTo paste:")
+    console.print("\nTry it:")
     console.print('  eval "$(./manage.py env)"', markup=False)
     console.print("  curl $API_URL/healthz")
     console.print("  .venv/bin/celery -A tasks inspect ping -t 10\n")
 
 
-def _print_parts(lines: list[background.Status]) -> None:
+def _print_programs(lines: list[background.Status]) -> None:
     current = settings.current()
     variables = {"postgres": "DATABASE_URL", "redis-broker": "BROKER_URL", "redis-receipts": "REDIS_URL"}
     variables |= {"api": "API_URL", "flower": "FLOWER_URL"}
@@ -134,4 +139,4 @@ def _print_parts(lines: list[background.Status]) -> None:
     for variable in settings.SERVER_VARIABLES:
         if given := current.given(variable):
             rows.append((variable, "-", "external", settings.place(given)))
-    print_table(("part", "pid", "status", "address"), rows)
+    print_table(("program", "pid", "status", "address"), rows)

@@ -1,12 +1,15 @@
-"""stats: how many tasks there are, what waits and for how long, what died of what, and what changed last."""
+"""stats: count tasks by status, queue, type and error, and list the latest changes."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy loads slowly
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from commands.output import age, camel, console, moment, print_json, print_table
+from commands.options import Json
+from commands.output import camel, console, format_duration, format_time, print_json, print_table
 from commands.plain_lines import print_lines
 from models.status import TaskStatus
 
@@ -18,18 +21,18 @@ def register(app: typer.Typer) -> None:
     app.command()(stats)
 
 
-def stats(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Count tasks by status, queue and type, with the oldest that is due, and the latest ones.
+def stats(as_json: Json = False) -> None:
+    """Count tasks by status, queue and type, show the age of the oldest due task, and list the latest changes.
 
-    A count of 100,000+ goes no further: of a long history the latest part is counted.
+    A count shown as 100,000+ is a lower limit: counting stops there.
 
     Example: `manage.py stats --json | jq '.statuses[] | select(.status == "DEAD").count'`
     """
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.operations import stats as read  # noqa: PLC0415
+    from models.engine import engine
+    from tasks.operations import stats as read
 
     with engine().connect() as connection:
-        found = read.stats(connection)
+        found = read.read_stats(connection)
     if as_json:
         parts = ("statuses", "kinds", "dead", "latest")
         print_json({part: [camel(each) for each in getattr(found, part)] for part in parts})
@@ -51,7 +54,7 @@ def _print(found: Stats) -> None:
                     *(f"{each.counts[status]:,}" for status in TaskStatus),
                     f"{each.due:,}",
                     f"{each.scheduled:,}",
-                    age(each.oldest_due),
+                    format_duration(each.oldest_due),
                 )
                 for each in found.kinds
             ],
@@ -63,5 +66,5 @@ def _print(found: Stats) -> None:
         console.print()
         print_lines(
             ("latest", "status", "type", "changed (UTC)"),
-            [(str(task.task_id), task.status, task.type, moment(task.changed_at)) for task in found.latest],
+            [(str(task.task_id), task.status, task.type, format_time(task.changed_at)) for task in found.latest],
         )

@@ -1,4 +1,6 @@
-"""submit: put tasks into the ledger, one or many."""
+"""submit: submit one task, or many from a file of JSON lines."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy loads slowly
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
@@ -24,51 +26,63 @@ if TYPE_CHECKING:
     from tasks.submission.json_lines import Make, SubmittedLine
     from tasks.submission.submit import Submitted
 
+RUN_AT_HELP: Final = "a time such as 2026-11-16T10:30 (UTC), or a duration from now: 10m, 2h, 3d"
+
 
 def register(app: typer.Typer) -> None:
     app.command()(submit)
 
 
 def submit(
-    type_: Annotated[str, typer.Argument(metavar="TYPE", help="Whose handler runs it; not needed with --envelopes.")],
+    type_: Annotated[str, typer.Argument(metavar="TYPE", help="The type of the task; omit it with --envelopes.")],
     source: Annotated[
-        str | None, typer.Argument(metavar="JSON|@FILE|-", help="The payload, a file with it, or stdin.")
+        str | None, typer.Argument(metavar="JSON|@FILE|-", help="The payload: JSON, a file, or stdin.")
     ] = None,
     *,
-    key: Annotated[str | None, typer.Option(help="Submitted again with the same key, it is the same task.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Another queue than its handler's.")] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="9 is the most urgent.")] = 5,
-    run_at: Annotated[str | None, typer.Option(help="Not before a time (2026-11-16T10:30), or in 90s, 2h, 3d.")] = None,
-    max_attempts: Annotated[int | None, typer.Option(min=1, help="Failures until it is DEAD.")] = None,
-    notify: Annotated[str | None, typer.Option(help="A destination that is told the final status.")] = None,
-    context: Annotated[str | None, typer.Option(metavar="JSON", help="An object: traceId, user, ….")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line is a payload. All are checked first.")] = False,
-    envelopes: Annotated[bool, typer.Option("--envelopes", help="Envelopes (type, payload, …), not payloads.")] = False,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: submitting it again returns the same task.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue, instead of the handler's own.")] = None,
+    priority: Annotated[int, typer.Option(min=0, max=9, help="From 0 to 9; 9 is the most urgent.")] = 5,
+    run_at: Annotated[str | None, typer.Option(metavar="TIME", help=f"Do not run before TIME: {RUN_AT_HELP}.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(min=1, help="The task is DEAD after this many failures.")] = None,
+    notify: Annotated[str | None, typer.Option(help="Send the final status to this destination.")] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="JSON", help="An object to store with the task: traceId, user, ….")
+    ] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Submit one task per line. All lines are checked first.")
+    ] = False,
+    envelopes: Annotated[
+        bool, typer.Option("--envelopes", help="Read objects with type, payload, …, not payloads.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --lines, one object per line.")] = False,
 ) -> None:
-    """Submit a task, or with --lines one for each line of JSON.
+    """Submit a task; with --lines, one task per line of JSON.
 
     Example: `manage.py submit demo.flaky '{"fail": 2}' --key "invoice 17"`
     """
-    from tasks.submission.json_lines import Template  # noqa: PLC0415 - loads SQLAlchemy
+    from tasks.submission.envelope import NewTask
+    from tasks.submission.json_lines import task_from_envelope, task_from_payload
 
     is_only_source = envelopes and source is None
     given = type_ if is_only_source else source
     if lines and key is not None:
-        raise typer.BadParameter("A key belongs to one task, and --lines makes many.", param_hint="--key")
+        raise typer.BadParameter(
+            "--key names one task, but --lines submits many. Put a key into each line with --envelopes.",
+            param_hint="--key",
+        )
     if lines and (given is None or not (given == "-" or given.startswith("@"))):
-        raise typer.BadParameter("With --lines it is @FILE or - (stdin).", param_hint="JSON|@FILE|-")
-    template = Template(
-        None if is_only_source else type_,
-        key,
-        queue,
-        priority,
-        _from_now(run_at),
-        max_attempts,
-        _context(context),
-        notify,
+        raise typer.BadParameter("--lines needs @FILE, or - for stdin.", param_hint="JSON|@FILE|-")
+    defaults = NewTask(
+        "" if is_only_source else type_,
+        key=key,
+        queue=queue,
+        priority=priority,
+        run_at=times.parse_time(run_at, "--run-at", RUN_AT_HELP),
+        max_attempts=max_attempts,
+        context=_context(context),
+        notify=notify,
     )
-    make = template.of_envelope if envelopes else template.of_payload
+    make = partial(task_from_envelope if envelopes else task_from_payload, defaults)
     with publish_wakeups():
         if lines:
             _submit_lines(given or "", make, as_json=as_json)
@@ -77,9 +91,9 @@ def submit(
 
 
 def _submit_one(given: str | None, make: Make, *, as_json: bool) -> None:
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.submission.json_lines import LINE_LIMIT, read_json  # noqa: PLC0415
-    from tasks.submission.submit import submit_many  # noqa: PLC0415
+    from models.engine import engine
+    from tasks.submission.json_lines import LINE_LIMIT, read_json
+    from tasks.submission.submit import submit_many
 
     if given is None:
         raw = b"null"
@@ -93,43 +107,43 @@ def _submit_one(given: str | None, make: Make, *, as_json: bool) -> None:
     if as_json:
         print_json(_json_of(submitted))
     elif submitted.created:
-        console.print(f"Submitted {submitted.task_id}: it is {submitted.status}.")
+        console.print(f"Submitted {submitted.task_id}: {submitted.status}.")
     else:
-        console.print(f"{submitted.task_id} exists already with this key and payload: it is {submitted.status}.")
+        console.print(f"{submitted.task_id} exists already with this key and payload: {submitted.status}.")
 
 
 def _submit_lines(given: str, make: Make, *, as_json: bool) -> None:
-    from models.engine import sessions  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.submission.json_lines import check, submit_lines  # noqa: PLC0415
+    from models.engine import sessions
+    from tasks.submission.json_lines import check_lines, submit_lines
 
     with _opened(given) as opened, _rewindable(opened) as stream:
         start = stream.tell()
-        found = check(stream, make)
+        found = check_lines(stream, make)
         if found.bad:
             for line in found.shown:
                 complain(f"line {line.number:,}: {line.reason}")
-            complain(f"Nothing was submitted: {found.bad:,} of {found.bad + found.good:,} lines are bad.")
+            complain(f"Nothing was submitted: {found.bad:,} of {found.bad + found.good:,} lines are invalid.")
             raise typer.Exit(2)
         stream.seek(start)
         with until_interrupted() as stopped:
             tally = _Tally(found.good, as_json=as_json)
             batches = submit_lines(sessions(), stream, make)
-            with_progress(tally.of(batches, stopped), total=found.good, what="submitted")
-    tally.say()
+            with_progress(tally.count(batches, stopped), total=found.good, what="submitted")
+    tally.print_total()
     if tally.lines < found.good and stopped.is_set():
-        complain(f"Interrupted: the lines after line {tally.last:,} are not submitted.")
+        complain(f"Interrupted: the lines after line {tally.last:,} were not submitted.")
         raise typer.Exit(INTERRUPTED)
 
 
 class _Tally:
-    """What was submitted so far, said on stdout; if nobody reads that, on stderr."""
+    """Count the submitted lines and print them on stdout; if stdout is closed, print the count on stderr."""
 
     def __init__(self, total: int, *, as_json: bool) -> None:
         self.total = total
         self.as_json = as_json
         self.lines = self.created = self.last = 0
 
-    def of(self, batches: Iterator[list[SubmittedLine]], stopped: Event) -> Iterator[int]:
+    def count(self, batches: Iterator[list[SubmittedLine]], stopped: Event) -> Iterator[int]:
         try:
             for batch in batches:
                 self.lines += len(batch)
@@ -143,21 +157,21 @@ class _Tally:
                     return
         except BaseException:
             with suppress(BrokenPipeError):
-                self.say()
+                self.print_total()
             raise
 
-    def say(self) -> None:
+    def print_total(self) -> None:
         if not self.as_json:
             existed = self.lines - self.created
             self._print(f"Submitted {self.lines:,}: {self.created:,} new, {existed:,} existed already.")
 
-    def _print(self, said: str) -> None:
-        """At once, so that a reader who has gone is missed before more is submitted."""
+    def _print(self, text: str) -> None:
+        """Flush at once, to notice a closed pipe before more lines are submitted."""
         try:
-            print(said, flush=True)
+            print(text, flush=True)
         except BrokenPipeError:
-            rest = "" if self.lines == self.total else f", the lines after line {self.last:,} are not"
-            complain(f"Nobody reads what is printed here: {self.lines:,} lines are submitted{rest}.")
+            rest = "" if self.lines == self.total else f", the lines after line {self.last:,} were not"
+            complain(f"stdout was closed: {self.lines:,} lines were submitted{rest}.")
             raise
 
 
@@ -176,7 +190,7 @@ def _opened(given: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _rewindable(stream: BinaryIO) -> Iterator[BinaryIO]:
-    """What comes through a pipe is kept in a file: lines are read twice."""
+    """Copy a pipe into a temporary file, because the lines are read twice."""
     if stream.seekable():
         yield stream
         return
@@ -186,20 +200,10 @@ def _rewindable(stream: BinaryIO) -> Iterator[BinaryIO]:
         yield copy
 
 
-def _from_now(given: str | None) -> datetime | timedelta | None:
-    try:
-        return times.moment(given)
-    except typer.BadParameter:
-        raise typer.BadParameter(
-            f"{given!r} is not a time (2026-11-16T10:30, UTC unless it says otherwise) or how long from now (10m, 2h).",
-            param_hint="--run-at",
-        ) from None
-
-
 def _context(given: str | None) -> dict[str, Any]:
-    from tasks.submission.json_lines import read_json  # noqa: PLC0415 - loads SQLAlchemy
+    from tasks.submission.json_lines import read_json
 
     value = {} if given is None else read_json(given.encode(errors="surrogateescape"))
     if not isinstance(value, dict):
-        raise typer.BadParameter("It is a JSON object.", param_hint="--context")
+        raise typer.BadParameter("Give a JSON object.", param_hint="--context")
     return value

@@ -1,4 +1,6 @@
-"""tasks: lists of tasks, by filters, page by page."""
+"""tasks: list tasks by filters, page by page."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy loads slowly
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from typing import Annotated
 import typer
 
 from commands import times
-from commands.output import camel, console, moment, print_json
+from commands.options import Json, Queue, Type
+from commands.output import camel, console, format_time, print_json
 from commands.plain_lines import print_lines
 from models.status import TaskStatus
 
@@ -19,31 +22,34 @@ def register(app: typer.Typer) -> None:
 def tasks(
     *,
     status: Annotated[
-        list[TaskStatus] | None, typer.Option(case_sensitive=False, help="Of this status; may be given several times.")
+        list[TaskStatus] | None,
+        typer.Option(case_sensitive=False, help="Only tasks with this status. Repeat it for several."),
     ] = None,
-    type_: Annotated[str | None, typer.Option("--type", help="Of this type only.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Of this queue only.")] = None,
-    key: Annotated[str | None, typer.Option(help="With this key; quick if --type is given, too.")] = None,
-    since: Annotated[str | None, typer.Option(help=f"Last changed since {times.HELP}.")] = None,
-    until: Annotated[str | None, typer.Option(help=f"Last changed before {times.HELP}.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
-    before: Annotated[str | None, typer.Option(help="Older ones than this place, which a page ends with.")] = None,
-    after: Annotated[str | None, typer.Option(help="Newer ones than this place.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    type_: Type = None,
+    queue: Queue = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only tasks with this idempotency key; fast together with --type.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Last changed since {times.HELP}.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help=f"Last changed before {times.HELP}.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="List at most this many.")] = 50,
+    before: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Next page: the cursor printed below the previous page.")
+    ] = None,
+    after: Annotated[str | None, typer.Option(metavar="CURSOR", help="Tasks newer than this cursor.")] = None,
+    as_json: Json = False,
 ) -> None:
     """List tasks, the latest change first.
 
     Example: `manage.py tasks --status DEAD --type invoice.import --since 2h`
     """
-    from models.clock import resolved  # noqa: PLC0415 - loads SQLAlchemy
-    from models.engine import engine  # noqa: PLC0415
-    from tasks.operations.listing import Cursor, Wanted, listed  # noqa: PLC0415
+    from models.engine import engine
+    from tasks.operations.listing import Cursor, TaskFilter, list_tasks
 
-    start, end = times.moment(since), times.moment(until)
-    places = (Cursor.parse(before) if before else None, Cursor.parse(after) if after else None)
+    cursors = (Cursor.parse(before) if before else None, Cursor.parse(after) if after else None)
+    wanted = TaskFilter(status or (), type_, queue, key, *times.bounds(since, until))
     with engine().connect() as connection:
-        wanted = Wanted(status or (), type_, queue, key, resolved(start, connection), resolved(end, connection))
-        found = listed(connection, wanted, before=places[0], after=places[1], limit=limit)
+        found = list_tasks(connection, wanted, before=cursors[0], after=cursors[1], limit=limit)
     is_full = len(found) == limit
     if as_json:
         older = str(found[-1].cursor) if found and is_full else None
@@ -51,7 +57,7 @@ def tasks(
         print_json({"tasks": [camel(task) for task in found], "before": older, "after": newer})
         return
     print_lines(
-        ("id", "status", "type", "queue", "attempts", "changed (UTC)", "due (UTC)", "error"),
+        ("id", "status", "type", "queue", "failures", "changed (UTC)", "due (UTC)", "error"),
         [
             (
                 str(task.task_id),
@@ -59,12 +65,12 @@ def tasks(
                 task.type,
                 task.queue,
                 f"{task.attempt_count} of {task.max_attempts}",
-                moment(task.changed_at),
-                moment(task.next_retry_at) if task.status in ("QUEUED", "RETRYING") else "",
+                format_time(task.changed_at),
+                format_time(task.next_retry_at) if task.status in ("QUEUED", "RETRYING") else "",
                 (task.error_message or "")[:120],
             )
             for task in found
         ],
     )
     if is_full:
-        console.print(f"older ones: --before {found[-1].cursor}", markup=False)
+        console.print(f"next page: --before {found[-1].cursor}", markup=False)

@@ -1,4 +1,6 @@
-"""Wake-ups that a command wrote leave before it ends; what does not leave in time is the relay's."""
+"""Publish the wake-ups that a command wrote before the command ends."""
+
+# ruff: noqa: PLC0415 - SQLAlchemy loads slowly
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ PATIENCE_SECONDS: Final = 5.0
 
 @contextmanager
 def publish_wakeups() -> Iterator[None]:
-    """They are published by a thread, which needs Celery: loaded here, since Celery cannot be loaded by two at once."""
-    from outbox.after_commit_publisher import submitter  # noqa: PLC0415 - loads SQLAlchemy
+    """Wait at the end until the wake-ups are published; those that take too long are left to the relay.
+
+    A thread publishes them and needs Celery. Import it here first: two threads must not import Celery at once.
+    """
+    from outbox.after_commit_publisher import after_commit_publisher
 
     importlib.import_module("outbox.publishers.celery")
     try:
         yield
     finally:
-        submitter().flush(PATIENCE_SECONDS)
+        after_commit_publisher().wait_until_idle(PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""requeue-dead, discard-dead, retry-now: nothing happens unasked, nothing twice, and a stop says how far it got."""
+"""requeue-dead, discard-dead, retry-now: no change without consent, none twice, and a stop reports how far it got."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from commands import rate
 from commands.confirmation import operator
 from models.engine import engine
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import broker, ticks
 from tasks.core.registry import handlers
 from tasks.execution import claim
@@ -28,14 +28,14 @@ from tasks.execution.deliver import ingest
 from tests.outbox.ledger import insert, move, woken
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
-from tests.tasks.door import DIES, Done, buried, change, dead, manage, started, statuses, submitted
+from tests.tasks.command_line import DIES, Done, buried, change, dead, manage, started, statuses, submitted
 
 DLQ = "ingest.dlq"
 
 
 @contextmanager
 def worker() -> Iterator[None]:
-    """Runs what is due, as a worker would, until the end of the block."""
+    """Run queued tasks, as a worker would, until the end of the block."""
     ended = threading.Event()
 
     def run() -> None:
@@ -51,7 +51,7 @@ def worker() -> Iterator[None]:
         thread.join()
 
 
-def test_without_a_filter_and_a_terminal_nothing_is_done_and_the_line_for_all_is_printed(stack: ServersOfTests) -> None:
+def test_nothing_changes_without_a_filter_and_without_a_terminal(stack: ServersOfTests) -> None:
     tasks = buried(2)
     for command in ("requeue-dead", "discard-dead"):
         for options in ([], ["--json"]):
@@ -65,7 +65,7 @@ def test_without_a_filter_and_a_terminal_nothing_is_done_and_the_line_for_all_is
 
 
 def answered(answer: bytes, *arguments: str) -> Done:
-    """By somebody who sits at a terminal; what is printed goes into files."""
+    """Run a command whose stdin is a terminal, and answer its question."""
     ours, theirs = pty.openpty()
     os.write(ours, answer)
     with started(*arguments, stdin=theirs) as asked:
@@ -75,7 +75,7 @@ def answered(answer: bytes, *arguments: str) -> Done:
     return Done(asked.returncode, out, err)
 
 
-def test_on_a_terminal_it_is_asked_first(stack: ServersOfTests) -> None:
+def test_a_terminal_is_asked_before_anything_changes(stack: ServersOfTests) -> None:
     tasks = buried(2)
     asked = answered(b"n\n", "discard-dead")
     assert asked.code == 1
@@ -83,7 +83,7 @@ def test_on_a_terminal_it_is_asked_first(stack: ServersOfTests) -> None:
     assert statuses(tasks) == ["DEAD", "DEAD"]
 
 
-def test_beside_json_what_is_chosen_and_the_question_are_on_stderr(stack: ServersOfTests) -> None:
+def test_with_json_the_table_and_the_question_go_to_stderr(stack: ServersOfTests) -> None:
     tasks = buried(2)
     asked = answered(b"n\n", "discard-dead", "--json")
     assert (asked.code, asked.out) == (1, "")
@@ -96,7 +96,7 @@ def test_beside_json_what_is_chosen_and_the_question_are_on_stderr(stack: Server
     assert "Requeue 2 tasks?" in asked.err
     insert("hook", 2, status="DEAD", last_error="refused")
     asked = answered(b"y\n", "outbox", "discard-dead", "--json")
-    assert (asked.json, asked.out[0]) == ({"done": 2}, "{")
+    assert (asked.json, asked.out[0]) == ({"done": 2, "total": 2}, "{")
     assert "refused" in asked.err
     assert "Discard 2 events?" in asked.err
 
@@ -110,7 +110,7 @@ def test_a_dry_run_counts_by_type_and_error_and_changes_nothing(stack: ServersOf
     assert Counter(statuses(tasks)) == {"DEAD": 3}
 
 
-def test_a_dry_run_with_a_limit_counts_only_what_would_be_taken(stack: ServersOfTests) -> None:
+def test_a_dry_run_with_a_limit_counts_only_the_tasks_it_would_change(stack: ServersOfTests) -> None:
     buried(12)
     longest_dead = buried(2, error_code="worker_lost")
     change(longest_dead, "finished_at = finished_at - interval '1 hour'")
@@ -127,16 +127,23 @@ def test_a_dry_run_with_a_limit_counts_only_what_would_be_taken(stack: ServersOf
 
 @pytest.mark.parametrize(
     "options",
-    [["--id", "17"], ["--rate", "fast"], ["--rate", "0/s"], ["--since", "yesterday"], ["--limit", "0"]],
+    [
+        ["--id", "17"],
+        ["--rate", "fast"],
+        ["--rate", "0/s"],
+        ["--rate", "5"],
+        ["--since", "yesterday"],
+        ["--limit", "0"],
+    ],
     ids=" ".join,
 )
-def test_what_cannot_be_understood_changes_nothing(stack: ServersOfTests, options: list[str]) -> None:
+def test_an_invalid_option_changes_nothing(stack: ServersOfTests, options: list[str]) -> None:
     (task,) = buried(1)
     assert manage("requeue-dead", "--all", *options).code == 2
     assert statuses([task]) == ["DEAD"]
 
 
-def test_who_did_it_and_why_is_in_the_history(stack: ServersOfTests) -> None:
+def test_the_history_names_the_operator_and_the_reason(stack: ServersOfTests) -> None:
     first, second = dead(DIES, DIES)
     assert manage("requeue-dead", "--id", first, "--reason", "mended", "--json").json["done"] == 1
     assert manage("discard-dead", "--id", second, "--reason", "cancelled", "--json").json["done"] == 1
@@ -145,7 +152,7 @@ def test_who_did_it_and_why_is_in_the_history(stack: ServersOfTests) -> None:
     assert manage("requeue-dead", "--id", first, "--json").json == {"done": 0, "total": 0}
 
 
-def test_the_longest_dead_come_first_and_never_more_than_the_limit(stack: ServersOfTests) -> None:
+def test_a_limit_is_never_exceeded(stack: ServersOfTests) -> None:
     tasks = buried(5)
     assert (
         manage("requeue-dead", "--type", "demo.flaky", "--limit", 3, "--rate", "1000000/s", "--json").json["done"] == 3
@@ -154,7 +161,7 @@ def test_the_longest_dead_come_first_and_never_more_than_the_limit(stack: Server
     assert Counter(statuses(tasks)) == {"QUEUED": 3, "DISCARDED": 2}
 
 
-def test_the_queue_of_dead_letters_follows(stack: ServersOfTests) -> None:
+def test_a_requeue_removes_the_dead_letter(stack: ServersOfTests) -> None:
     stays, goes = dead(DIES, DIES)
     ticks.run("relay")
     assert sorted(map(str, woken(stack, DLQ))) == sorted(map(str, [stays, goes]))
@@ -163,7 +170,7 @@ def test_the_queue_of_dead_letters_follows(stack: ServersOfTests) -> None:
     assert list(map(str, woken(stack, DLQ))) == [str(stays)]
 
 
-def test_a_broker_that_is_away_is_a_warning(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_broker_is_only_a_warning(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     (task,) = dead()
     monkeypatch.setattr(broker, "app", Celery(broker="redis://127.0.0.1:1/0", set_as_current=False))
     done = manage("requeue-dead", "--id", task, "--json")
@@ -172,7 +179,7 @@ def test_a_broker_that_is_away_is_a_warning(stack: ServersOfTests, monkeypatch: 
     assert "not up to date yet" in done.err
 
 
-def test_the_others_follow_when_the_canaries_succeed(stack: ServersOfTests) -> None:
+def test_the_others_are_requeued_when_the_canaries_succeed(stack: ServersOfTests) -> None:
     tasks = buried(5)
     with worker():
         done = manage("requeue-dead", "--all", "--canary", 2, "--json")
@@ -186,11 +193,11 @@ def test_the_others_stay_dead_when_a_canary_dies(stack: ServersOfTests) -> None:
     with worker():
         done = manage("requeue-dead", "--all", "--canary", 2)
     assert done.code == 1
-    assert "Not all canaries succeeded: 1 DEAD, 1 SUCCEEDED. 3 others were left as they are." in done.err
+    assert "Not all canaries succeeded (1 DEAD, 1 SUCCEEDED): 3 tasks left unchanged." in done.err
     assert statuses(tasks[2:]) == ["DEAD"] * 3
 
 
-def test_canaries_that_nobody_runs_are_not_waited_for_for_ever(stack: ServersOfTests) -> None:
+def test_waiting_for_canaries_ends_when_no_worker_runs_them(stack: ServersOfTests) -> None:
     tasks = buried(3)
     done = manage("requeue-dead", "--all", "--canary", 1, "--canary-timeout", 0)
     assert done.code == 1
@@ -198,7 +205,7 @@ def test_canaries_that_nobody_runs_are_not_waited_for_for_ever(stack: ServersOfT
     assert Counter(statuses(tasks)) == {"QUEUED": 1, "DEAD": 2}
 
 
-def test_ctrl_c_stops_between_two_batches_and_says_how_far_it_got(stack: ServersOfTests) -> None:
+def test_ctrl_c_stops_between_two_batches_and_reports_how_far_it_got(stack: ServersOfTests) -> None:
     tasks = buried(5)
     with started("requeue-dead", "--all", "--rate", "1/h") as running:
         wait_until(lambda: "QUEUED" in statuses(tasks), "the first is requeued")
@@ -206,7 +213,7 @@ def test_ctrl_c_stops_between_two_batches_and_says_how_far_it_got(stack: Servers
         out, err = running.communicate(timeout=60)
     assert running.returncode == 130, err
     assert "requeued: 1 of 5" in out
-    assert "4 were left as they are. It is safe to run it again." in err
+    assert "4 tasks left unchanged. It is safe to run the command again." in err
     assert Counter(statuses(tasks)) == {"QUEUED": 1, "DEAD": 4}
     assert manage("requeue-dead", "--all", "--json").json["done"] == 4
 
@@ -216,44 +223,48 @@ def refused_by_the_database(task: uuid.UUID) -> Iterator[None]:
     with engine().begin() as connection:
         connection.execute(
             sql("""
-            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'""")
+            CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'""")
         )
         connection.execute(
             sql(f"""
             CREATE TRIGGER refuse BEFORE UPDATE ON ledger.ingest_task FOR EACH ROW WHEN (OLD.id = '{task}')
-            EXECUTE FUNCTION refuse()""")
+            EXECUTE FUNCTION public.refuse()""")
         )
     try:
         yield
     finally:
         with engine().begin() as connection:
-            connection.execute(sql("DROP FUNCTION refuse CASCADE"))
+            connection.execute(sql("DROP FUNCTION public.refuse CASCADE"))
 
 
-def test_a_failure_half_way_says_how_far_it_got(stack: ServersOfTests) -> None:
+def test_a_failure_half_way_reports_how_far_it_got(stack: ServersOfTests) -> None:
     first, second, third = dead(DIES)[0], dead(DIES)[0], dead(DIES)[0]
     with refused_by_the_database(second):
         done = manage("requeue-dead", "--all", "--rate", "9/s")
     assert done.code == 1
-    assert "Stopped: requeued 1 of 3. It is safe to run it again." in done.err
+    assert "Stopped: requeued 1 of 3. It is safe to run the command again." in done.err
     assert statuses([first, second, third]) == ["QUEUED", "DEAD", "DEAD"]
 
 
-@pytest.mark.parametrize(("given", "per_second"), [("50/s", 50), ("30/m", 0.5), ("7", 7), ("7200/h", 2), (None, None)])
-def test_a_rate_is_so_many_per_second(given: str | None, per_second: float | None) -> None:
-    assert rate.rate(given) == per_second
+@pytest.mark.parametrize(("given", "per_second"), [("50/s", 50), ("30/m", 0.5), ("7200/h", 2)])
+def test_a_rate_is_converted_to_a_number_per_second(given: str, per_second: float) -> None:
+    assert rate.parse_rate(given) == per_second
 
 
-def test_a_second_sees_several_small_batches() -> None:
-    assert [rate.smooth_batch(per_second, 500) for per_second in (None, 0.5, 10, 1000, 10**6)] == [500, 1, 2, 200, 500]
-    with pytest.raises(typer.BadParameter):
-        rate.rate("-1/s")
+@pytest.mark.parametrize("given", ["5", "-1/s", "0/s", "5/d", "fast"])
+def test_a_rate_without_a_number_and_a_unit_is_refused(given: str) -> None:
+    with pytest.raises(typer.BadParameter, match="Give a number and a unit"):
+        rate.parse_rate(given)
+
+
+def test_batches_are_small_enough_for_several_per_second() -> None:
+    assert [rate.batch_size(per_second) for per_second in (None, 0.5, 10, 1000, 10**6)] == [500, 1, 2, 200, 500]
 
 
 # retry-now
 
 
-def test_a_task_that_waits_for_its_next_attempt_is_due_now_and_nothing_is_charged(stack: ServersOfTests) -> None:
+def test_retry_now_makes_a_waiting_task_due_without_counting_an_attempt(stack: ServersOfTests) -> None:
     (task,) = submitted({"fail": 1})
     ingest(engine(), [task])
     before = work.task(task)
@@ -270,12 +281,12 @@ def test_a_task_that_waits_for_its_next_attempt_is_due_now_and_nothing_is_charge
     assert statuses([task]) == ["SUCCEEDED"]
 
 
-def test_a_task_that_was_scheduled_for_later_runs_now_and_its_old_wakeup_finds_nothing_to_do(
+def test_a_scheduled_task_runs_now_and_its_old_wakeup_does_not_run_it_again(
     stack: ServersOfTests,
 ) -> None:
     (task,) = submitted({}, run_at=timedelta(hours=1))
     assert manage("retry-now", task).code == 0
-    assert submitter().flush(60)
+    assert after_commit_publisher().wait_until_idle(60)
     assert [str(task)] in woken(stack)
     ingest(engine(), [task])
     move(stack, 3601)
@@ -284,25 +295,25 @@ def test_a_task_that_was_scheduled_for_later_runs_now_and_its_old_wakeup_finds_n
     assert work.transitions(task) == [(None, "QUEUED"), ("QUEUED", "RUNNING"), ("RUNNING", "SUCCEEDED")]
 
 
-def test_a_dead_task_is_requeued_by_retry_now(stack: ServersOfTests) -> None:
+def test_retry_now_requeues_a_dead_task(stack: ServersOfTests) -> None:
     (task,) = dead()
     assert "was DEAD and is due now" in manage("retry-now", task).out
     assert work.transitions(task, "to_status, actor")[-1] == ("QUEUED", operator())
 
 
-def test_what_does_not_wait_cannot_be_hurried(stack: ServersOfTests) -> None:
+def test_retry_now_refuses_a_running_or_finished_task(stack: ServersOfTests) -> None:
     (done,) = submitted({})
     ingest(engine(), [done])
     (running,) = submitted({})
     with engine().connect() as connection:
         claim.claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
-    for task, sentence in [(running, "is running"), (done, "is not run twice"), (uuid.UUID(int=1), "no task")]:
+    for task, sentence in [(running, "is running"), (done, "does not run again"), (uuid.UUID(int=1), "no task")]:
         refused = manage("retry-now", task)
         assert (refused.code, sentence in refused.err) == (1, True), refused
     assert manage("retry-now", "17").code == 2
 
 
-def test_a_task_that_is_due_already_is_left_alone(stack: ServersOfTests) -> None:
+def test_retry_now_refuses_a_task_that_is_already_due(stack: ServersOfTests) -> None:
     (task,) = submitted({})
     before = work.wakeups()
     refused = manage("retry-now", task)

@@ -1,4 +1,4 @@
-"""submit, when somebody goes away or an envelope says more: nothing is left unsaid, and nothing is passed over."""
+"""submit: a closed pipe is reported, and no field of an envelope is ignored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 import settings
 from tests.servers import ServersOfTests
 from tests.tasks import work
-from tests.tasks.door import DIES, FLAKY, Done, manage, started, submitted
+from tests.tasks.command_line import DIES, FLAKY, Done, manage, started, submitted
 
 
-def unread(*arguments: str) -> Done:
-    """Into a pipe whose reader has gone."""
+def submit_into_closed_pipe(*arguments: str) -> Done:
     with started("submit", FLAKY, *arguments) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -29,20 +28,20 @@ def unread(*arguments: str) -> Done:
 @pytest.mark.parametrize(
     ("options", "lines", "left"),
     [
-        (["--json"], 2500, "1,000 lines are submitted, the lines after line 1,001 are not."),
-        (["--json"], 3, "3 lines are submitted."),
-        ([], 1500, "1,500 lines are submitted."),
+        (["--json"], 2500, "1,000 lines were submitted, the lines after line 1,001 were not."),
+        (["--json"], 3, "3 lines were submitted."),
+        ([], 1500, "1,500 lines were submitted."),
     ],
     ids=["half-way", "all of a few", "all, without JSON"],
 )
-def test_whoever_is_not_read_any_more_says_which_lines_are_submitted(
+def test_a_closed_pipe_does_not_hide_which_lines_were_submitted(
     stack: ServersOfTests, tmp_path: Path, options: list[str], lines: int, left: str
 ) -> None:
     file = tmp_path / "payloads.jsonl"
     file.write_text("\n" + "1\n" * lines)
-    stopped = unread(f"@{file}", "--lines", *options)
+    stopped = submit_into_closed_pipe(f"@{file}", "--lines", *options)
     assert stopped.code == 1
-    assert stopped.err == f"manage.py: Nobody reads what is printed here: {left}\n"
+    assert stopped.err == f"manage.py: stdout was closed: {left}\n"
     assert f"{len(work.rows()):,} lines" in left
 
 
@@ -63,14 +62,14 @@ def _more_places(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def of_envelope(envelope: dict[str, Any], *options: object) -> dict[str, Any]:
-    """The row of the task that was made of it."""
+    """Submit the envelope and return the row of its task."""
     done = manage("submit", "-", "--envelopes", "--json", *options, stdin=json.dumps(envelope).encode())
     assert done.code == 0, done.err
     return work.task(uuid.UUID(done.json["taskId"]))
 
 
 @pytest.mark.usefixtures("_more_places")
-def test_what_an_envelope_says_takes_effect_before_what_the_command_says() -> None:
+def test_an_envelope_overrides_the_options_of_the_command() -> None:
     options = ["--queue", "ingest", "--priority", 3, "--notify", "shop"]
     row = of_envelope({"type": FLAKY, **BESIDES}, *options)
     assert [row[name] for name in COLUMNS] == list(BESIDES.values())
@@ -87,11 +86,11 @@ def test_what_an_envelope_says_takes_effect_before_what_the_command_says() -> No
         ({"type": FLAKY, "queue": "x"}, "no queue 'x'"),
         ({"type": FLAKY, "priority": 10}, "priority"),
         ({"type": FLAKY, "notify": ""}, "no destination ''"),
-        ({"type": FLAKY, "context": {"idempotencyKey": ""}}, "A key is text"),
+        ({"type": FLAKY, "context": {"idempotencyKey": ""}}, "An idempotency key must be text"),
     ],
     ids=str,
 )
-def test_an_envelope_of_which_something_would_be_passed_over_is_refused(
+def test_an_envelope_with_an_unknown_or_invalid_field_is_refused(
     stack: ServersOfTests, envelope: dict[str, Any], sentence: str
 ) -> None:
     for options in ([], ["--lines"]):
@@ -101,7 +100,7 @@ def test_an_envelope_of_which_something_would_be_passed_over_is_refused(
 
 
 @pytest.mark.usefixtures("_more_places")
-def test_a_task_can_be_submitted_again_as_show_prints_it() -> None:
+def test_the_json_of_show_can_be_submitted_again() -> None:
     options: dict[str, Any] = {
         "partition_key": "article 5",
         "queue": "slow",
