@@ -1,7 +1,7 @@
-"""What must leave the database: a row in the caller's own transaction, published at least once.
+"""The outbox: write an event in your own transaction; it is published at least once after the commit.
 
-outbox.add(session, "celery:ingest", payload)      with a session, published right after its commit
-with outbox.begin(engine) as connection: …         the same for a plain connection
+outbox.add(session, "celery:ingest", payload)      with a session
+with outbox.begin(engine) as connection: …         with a plain connection
 """
 
 from outbox.after_commit import begin

@@ -1,9 +1,11 @@
-"""What happens to events between `add` and the moment their transaction has really committed.
+"""Keep added events until their transaction has committed, then hand them to the publisher.
 
-A session is watched through its own events. Events of a savepoint belong to it: they move to the enclosing transaction
-when it is released and vanish when it is rolled back. Only the end of the *root* transaction, after a commit, hands
-them over: `after_commit` alone fires for savepoints too, and before the root is done. A plain connection says nothing
-after its COMMIT (its event comes before), so its events are handed over by `begin`, which makes the commit itself.
+A session is watched through its own SQLAlchemy events. Events that were added inside a savepoint belong to it: they
+move to the enclosing transaction when the savepoint is released, and are dropped when it is rolled back. They are
+handed over at the end of the *root* transaction, after its commit. `after_commit` alone is not enough: it also fires
+for savepoints, and before the root transaction has ended.
+
+A plain connection fires no event after its COMMIT. Its events are handed over by `begin`, which commits by itself.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from models.engine import at_once, is_ours
-from outbox.after_commit_publisher import submitter
+from models.engine import autocommit, is_ours
+from outbox.after_commit_publisher import after_commit_publisher
 from outbox.lease import ClaimedEvent, Db
 
 _KEY: Final = "celeriac_outbox"
@@ -25,56 +27,55 @@ Pending = dict[SessionTransaction, list[ClaimedEvent]]
 
 @contextmanager
 def begin(engine: Engine) -> Iterator[Connection]:
-    """`engine.begin()` whose events are published right after its commit."""
-    with engine.connect() as connection, _handing_over(connection), connection.begin():
+    """Begin a transaction like `engine.begin()`; its events are published right after the commit."""
+    with engine.connect() as connection, _watching(connection), connection.begin():
         yield connection
 
 
 @contextmanager
-def begin_at_once(engine: Engine) -> Iterator[Connection]:
-    """`begin` for a single statement, which is then a transaction by itself."""
+def begin_autocommit(engine: Engine) -> Iterator[Connection]:
+    """Begin a transaction of a single statement, which commits by itself."""
     if not is_ours(engine):
         with begin(engine) as connection:
             yield connection
     else:
-        with at_once(engine) as connection, _handing_over(connection):
+        with autocommit(engine) as connection, _watching(connection):
             yield connection
 
 
 @contextmanager
-def _handing_over(connection: Connection) -> Iterator[None]:
-    """What is added in the block, if that ends well: with a commit."""
+def _watching(connection: Connection) -> Iterator[None]:
+    """Hand over the events that are added in the block, if it ends without an error: it has committed then."""
     added: list[ClaimedEvent] = []
-    info = connection.info  # when the connection breaks, it has another
+    info = connection.info  # kept, because a connection that breaks gets another dict
     info[_KEY] = added
     try:
         yield
     finally:
         info.pop(_KEY, None)
-    submitter().hand_over(added)
+    after_commit_publisher().hand_over(added)
 
 
 def is_watched(db: Db) -> bool:
-    """True if somebody will know of the commit of this transaction. Not inside a savepoint of a plain connection."""
+    """Return whether this module learns of the commit of the current transaction.
+
+    It does not inside a savepoint of a plain connection, nor for a session bound to a connection that is in a
+    transaction: the commit of such a session commits nothing.
+    """
     if isinstance(db, Session):
-        return not _joins_a_foreign_transaction(db)
+        bind: Any = db.bind
+        return not (isinstance(bind, Connection) and bind.in_transaction())
     return _KEY in db.info and not db.in_nested_transaction()
 
 
 def publish_after_commit(db: Db, events: Sequence[ClaimedEvent]) -> None:
+    """Publish events that were leased at insert when the transaction has committed. `db` must be watched."""
     if isinstance(db, Session):
         transaction = db.get_nested_transaction() or db.get_transaction()
         assert transaction is not None  # the INSERT has begun one
-        pending: Pending = db.info.setdefault(_KEY, {})
-        pending.setdefault(transaction, []).extend(events)
+        db.info.setdefault(_KEY, {}).setdefault(transaction, []).extend(events)
     else:
         db.info[_KEY].extend(events)
-
-
-def _joins_a_foreign_transaction(session: Session) -> bool:
-    """A session bound to a connection that is in a transaction: its own commit commits nothing."""
-    bind: Any = session.bind
-    return isinstance(bind, Connection) and bind.in_transaction()
 
 
 @event.listens_for(Session, "after_commit")
@@ -94,6 +95,6 @@ def _hand_over(session: Session, transaction: SessionTransaction) -> None:
         del session.info[_KEY]
     if committed and events:
         if transaction.parent is None:
-            submitter().hand_over(events)
+            after_commit_publisher().hand_over(events)
         else:
             session.info.setdefault(_KEY, {}).setdefault(transaction.parent, []).extend(events)

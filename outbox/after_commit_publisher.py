@@ -1,11 +1,11 @@
-"""The submitter's own publishing, right after its commits (P18): one thread per process, with its own connections.
+"""Publish events right after the commit that added them: one thread per process, with its own connections.
 
-The first event goes at once; what comes in the milliseconds after that goes together next, the more at once the busier
-this process is. The caller never waits: if the queue is full, the destination does not answer, or half of the born
-lease is gone, the events are left to the relay.
+The first event is published at once. Events that arrive in the following milliseconds are published together; the
+busier the process, the longer the thread gathers. The caller never waits: if the queue is full, the destination is
+unreachable or half of the lease is over, the relay publishes the events. See docs/protocol.md, Leased at insert.
 
-All births of one process carry one random token. That is enough of a fence: a submitter never claims, so a row that
-anybody has claimed since carries another token, for ever.
+All events that a process leases at insert carry one random token. This is a sufficient fence: the process never claims,
+so a row that was claimed since then carries another token and never this one again.
 """
 
 from __future__ import annotations
@@ -30,71 +30,65 @@ from models.engine import make_engine
 from models.errors import CeleriacError
 from models.one_per_process import OnePerProcess
 from outbox.circuit import Circuits
-from outbox.destinations import Destination, UnknownDestination, open_destination
+from outbox.destinations import OpenDestinations, UnknownDestination
 from outbox.lease import ClaimedEvent, release_lease_many
 from outbox.publishers.contract import DestinationDown, Result
-from outbox.settle import Flush
+from outbox.settle import Settlement
 
 logger = logging.getLogger(__name__)
 
-QUEUE_LIMIT: Final = 1000  # hand-overs, each of one transaction
-MOST_AT_ONCE: Final = 500
-# A burst of single tasks becomes a few messages, and so a few batches (P7): the more at once, the longer we gather.
+QUEUE_LIMIT: Final = 1000  # transactions
+MOST_AT_ONCE: Final = 500  # events
+# Gathering turns a burst of single tasks into a few messages, and so into a few batches.
 GATHER_SECONDS_EACH: Final = 0.002
 GATHER_SECONDS: Final = 0.05
 EXIT_PATIENCE_SECONDS: Final = 2.0
-STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 
-HandOver = tuple[float, Sequence[ClaimedEvent], threading.Event | None]  # who waits until it was tried
+# When the events of one transaction were handed over, the events, and what to set after they were tried.
+HandOver = tuple[float, Sequence[ClaimedEvent], threading.Event | None]
 
 
-class Submitter:
-    """The publishing thread of this process. It starts with the first event and ends with the process."""
+class AfterCommitPublisher:
+    """The publishing thread of a process. It starts with the first event and ends with the process."""
 
     def __init__(self, current: settings.Settings) -> None:
         self.settings = current
-        self.worker_id = f"{socket.gethostname()}:{os.getpid()}:submitter"
+        self.worker_id = f"{socket.gethostname()}:{os.getpid()}:after-commit"
         self.lease_token = uuid.uuid4()
         self.lease_seconds = current.outbox_submit_lease_seconds
         self.circuits = Circuits()
-        # Of those that are written in C: a time limit that struck within `Queue.put` would leave it locked for ever.
+        # SimpleQueue is written in C: a time limit that struck inside `Queue.put` would leave it locked for ever.
         self._queue: queue.SimpleQueue[HandOver] = queue.SimpleQueue()
-        self._destinations: dict[str, Destination] = {}
-        self._left_to_the_relay: set[str] = set()
+        self._destinations = OpenDestinations(current)
+        self._left_to_relay: set[str] = set()
         self._is_closed = False
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
+        name = "celeriac-after-commit"
         self._engine = make_engine(
-            current.database_url,
-            application_name="celeriac-submitter",
-            statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
-            pool_size=1,
+            current.database_url, application_name=name, statement_timeout_seconds=5, pool_size=1
         )
 
     def accepts(self, destination: str) -> bool:
-        """Whether an event for it should be born leased to us."""
-        return (
-            destination not in self._left_to_the_relay
-            and self.circuits.allows(destination) != 0
-            and self._queue.qsize() < QUEUE_LIMIT
-        )
+        """Return whether an event for this destination should be leased to this process at insert."""
+        is_open = destination not in self._left_to_relay and self.circuits.allows(destination) != 0
+        return is_open and self._queue.qsize() < QUEUE_LIMIT
 
     def hand_over(self, events: Sequence[ClaimedEvent]) -> None:
-        """Their transaction has committed. Never waits and never raises."""
+        """Publish events whose transaction has committed. Never waits and never raises."""
         if not events:
             return
-        failpoint("submitter.after_commit")
-        for name in {event.destination for event in events} - self._destinations.keys():
-            with suppress(UnknownDestination):  # the relay buries it
-                # here and not in the thread, which would import Celery while this process may be about to end
-                self._destinations[name] = open_destination(name, self.settings)
-        if self._queue.qsize() >= QUEUE_LIMIT:
-            return  # their lease runs out, and a relay takes them
-        self._queue.put((time.monotonic(), events, None))
-        self._ensure_thread()
+        failpoint("after_commit.handed_over")
+        for name in {event.destination for event in events}:
+            with suppress(UnknownDestination):  # the relay marks its events as DEAD
+                # Open it here: the thread would import Celery while this process may be about to end.
+                self._destinations.open(name)
+        if self._queue.qsize() < QUEUE_LIMIT:  # otherwise the leases expire, and a relay claims the events
+            self._queue.put((time.monotonic(), events, None))
+            self._ensure_thread()
 
-    def flush(self, seconds: float = EXIT_PATIENCE_SECONDS) -> bool:
-        """Wait until everything handed over was tried. False when the time is over."""
+    def wait_until_idle(self, seconds: float = EXIT_PATIENCE_SECONDS) -> bool:
+        """Wait until every event handed over so far was tried. Return False if the time is over first."""
         if self._thread is None or not self._thread.is_alive():
             return self._queue.empty()
         tried = threading.Event()
@@ -102,9 +96,9 @@ class Submitter:
         return tried.wait(seconds)
 
     def close(self) -> None:
-        """Publish what was handed over, then end the thread and its connections. Does not wait for that."""
+        """Let the thread publish what was handed over, then close its connections. Does not wait for that."""
         self._is_closed = True
-        atexit.unregister(self.flush)
+        atexit.unregister(self.wait_until_idle)
         if self._thread is None:
             self._engine.dispose()
         else:
@@ -113,9 +107,9 @@ class Submitter:
     def _ensure_thread(self) -> None:
         with self._start:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="outbox-submitter", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="outbox-after-commit", daemon=True)
                 self._thread.start()
-                atexit.register(self.flush)
+                atexit.register(self.wait_until_idle)
 
     def _run(self) -> None:
         gather_until = 0.0
@@ -123,37 +117,34 @@ class Submitter:
             taken = [self._queue.get()]
             time.sleep(max(0.0, gather_until - time.monotonic()))
             count = len(taken[0][1])
-            while count < MOST_AT_ONCE:
-                try:
+            with suppress(queue.Empty):
+                while count < MOST_AT_ONCE:
                     taken.append(self._queue.get_nowait())
-                except queue.Empty:
-                    break
-                count += len(taken[-1][1])
+                    count += len(taken[-1][1])
             try:
                 self._publish_fresh(taken)
             except (DBAPIError, CeleriacError) as error:
-                logger.warning("left to the relay: %s", str(error).partition("\n")[0])
+                logger.warning("The relay will publish these events: %s", str(error).partition("\n")[0])
             except Exception:
-                logger.exception("left to the relay")
+                logger.exception("The relay will publish these events.")
             finally:
                 for *_, tried in taken:
                     if tried is not None:
                         tried.set()
             gather_until = time.monotonic() + min(GATHER_SECONDS, GATHER_SECONDS_EACH * (len(taken) - 1))
-        for destination in self._destinations.values():
-            destination.publisher.close()
+        self._destinations.close()
         self._engine.dispose()
 
     def _publish_fresh(self, taken: Sequence[HandOver]) -> None:
-        youngest = time.monotonic() - self.lease_seconds / 2
+        """Publish the events, by destination, whose lease is not half over."""
+        oldest = time.monotonic() - self.lease_seconds / 2
         groups: dict[str, list[ClaimedEvent]] = {}
         for handed_over_at, events, _ in taken:
-            if handed_over_at > youngest:
-                for event in events:
-                    groups.setdefault(event.destination, []).append(event)
-        for name, events in groups.items():
+            for event in events if handed_over_at > oldest else ():
+                groups.setdefault(event.destination, []).append(event)
+        for name, group in groups.items():
             if self.circuits.allows(name) != 0:
-                self._publish(name, events)
+                self._publish(name, group)
 
     def _publish(self, name: str, events: Sequence[ClaimedEvent]) -> None:
         started_at = time.monotonic()
@@ -164,20 +155,22 @@ class Submitter:
                 release_lease_many(connection, ids, self.worker_id, lease_token=self.lease_token)
                 connection.commit()
                 return
-            failpoint("submitter.after_publish")
-            flush = Flush(connection, self.settings, self.worker_id)
-            outcomes = list(zip(events, results, strict=True))
-            is_wakeup = self._destinations[name].is_wakeup
-            flush.settle(outcomes, seconds=time.monotonic() - started_at, quietly=is_wakeup)
+            failpoint("after_commit.published")
+            Settlement(connection, self.settings, self.worker_id).settle(
+                list(zip(events, results, strict=True)),
+                seconds=time.monotonic() - started_at,
+                audit_successes=not self._destinations.open(name).is_wakeup,
+            )
 
     def _results(self, name: str, events: Sequence[ClaimedEvent]) -> Sequence[Result] | None:
-        """None: the relay's business, which buries unknown destinations, looks for duplicates, and has time."""
+        """Publish, or return None if that is left to the relay.
+
+        The relay handles unknown destinations, looks for duplicates, and has time for slow destinations.
+        """
         try:
-            if name not in self._destinations:
-                self._destinations[name] = open_destination(name, self.settings)
-            destination = self._destinations[name]
+            destination = self._destinations.open(name)
             if destination.dedup or destination.publisher.is_slow:
-                self._left_to_the_relay.add(name)
+                self._left_to_relay.add(name)
                 return None
             results = destination.publisher.publish(events)
         except UnknownDestination:
@@ -189,4 +182,4 @@ class Submitter:
         return results
 
 
-submitter: Final = OnePerProcess(Submitter)
+after_commit_publisher: Final = OnePerProcess(AfterCommitPublisher)

@@ -1,6 +1,7 @@
-"""What became of each attempt, by the seed's codes: counted always, written to `outbox_audit` where it tells something.
+"""The audit of the outbox: the outcome of each attempt, by code.
 
-A success of a wake-up is counted and not written: the event itself says SENT, and the task's history says the rest.
+Every outcome is counted. It is also written to `outbox_audit`, except for the success of a wake-up: the event itself
+says SENT, and the history of the task says the rest.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import metrics
 from models.sql import sql
 
 
-class FlushCode(StrEnum):
-    """The codes of the seed, section 8."""
+class AuditCode(StrEnum):
+    """The codes in `outbox_audit` and in the metric; see docs/protocol.md, Codes."""
 
     SUCCESS = "outbox_flush_success"
     RETRY = "outbox_flush_retry"
@@ -36,37 +37,38 @@ AUDIT: Final = sql("""
     FROM unnest(CAST(:ids AS bigint[]), CAST(:details AS text[])) AS given(id, detail)
 """)
 
-# What a refused holder finds: the row as somebody else left it, or nothing.
+# The detail describes the row as it is now: another worker holds it or has finished it, or it is gone.
 AUDIT_CONFLICTS: Final = sql("""
     INSERT INTO ledger.outbox_audit (outbox_id, code, worker_id, detail)
     SELECT given.id, :code, :worker_id,
            CASE WHEN e.id IS NULL THEN 'the event is gone'
                 ELSE format('%s: now %s, held by %s until %s', CAST(:during AS text), e.status,
-                            coalesce(e.locked_by, 'nobody'), coalesce(e.lease_until::text, '-')) END
+                            coalesce(e.locked_by, 'no worker'), coalesce(e.lease_until::text, '-')) END
     FROM unnest(CAST(:ids AS bigint[])) AS given(id) LEFT JOIN ledger.outbox_event e USING (id)
 """)
 
 
-def count(code: FlushCode, how_many: int) -> None:
+def count(code: AuditCode, how_many: int = 1) -> None:
+    """Add to the metric of this code."""
     if how_many:
         metrics.OUTBOX_FLUSH_TOTAL.labels(code).inc(how_many)
 
 
-def write(connection: Connection, code: FlushCode, details: Mapping[int | None, str], *, worker_id: str) -> None:
-    """One audit row per event; None is an error that concerns no single one."""
+def write(connection: Connection, code: AuditCode, details: Mapping[int | None, str], *, worker_id: str) -> None:
+    """Write one audit row per event id. The id None is for an error that concerns no single event."""
     if details:
         values = {"ids": list(details), "details": list(details.values()), "code": code, "worker_id": worker_id}
         connection.execute(AUDIT, values)
 
 
 def write_conflicts(connection: Connection, ids: Sequence[int], during: str, *, worker_id: str) -> None:
-    """The lease was lost: what is there now, for whoever asks later."""
+    """Write one audit row per lost lease."""
     if ids:
-        values = {"ids": list(ids), "during": during, "code": FlushCode.CONFLICT, "worker_id": worker_id}
+        values = {"ids": ids, "during": during, "code": AuditCode.CONFLICT, "worker_id": worker_id}
         connection.execute(AUDIT_CONFLICTS, values)
 
 
-def code_of(error: DBAPIError) -> FlushCode:
-    """P22: a statement that was cancelled took too long; everything else is an error of the database."""
-    is_timeout = getattr(error.orig, "pgcode", None) == QUERY_CANCELED
-    return FlushCode.DB_TIMEOUT if is_timeout else FlushCode.DB_ERROR
+def code_of(error: Exception) -> AuditCode:
+    """Return the code of a database error: a statement that was cancelled took too long."""
+    is_timeout = isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == QUERY_CANCELED
+    return AuditCode.DB_TIMEOUT if is_timeout else AuditCode.DB_ERROR

@@ -1,9 +1,8 @@
-"""How much waits, where, and for how long: read from the indexes of unsent and dead events, never from the whole table.
+"""The backlog: how many events wait for each destination, and for how long.
 
-Counts are exact up to a ceiling, so that a million waiting events cost a look no more than a hundred thousand do.
+The counts come from the indexes of unsent and dead events, never from the whole table. They are exact up to a ceiling,
+so that a million waiting events cost no more than a hundred thousand.
 """
-
-# ruff: noqa: S608 - every piece is a literal of this file or of statements.py; values are parameters
 
 from __future__ import annotations
 
@@ -19,35 +18,39 @@ from models.status import EventStatus
 from outbox.lease_statements import WAITING
 
 CEILING: Final = 100_000
-
-_UNORDERED: Final = """SELECT greatest(created_at, next_retry_at) AS since FROM ledger.outbox_event
-            WHERE destination = every.destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL"""
-_ORDERED: Final = """SELECT greatest(created_at, next_retry_at) AS since FROM ledger.outbox_event
-            WHERE destination = every.destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NOT NULL
-              AND status <> 'SENT'"""
 _DUE_AT: Final = "coalesce(next_retry_at, '-infinity')"
 _NOW: Final = "(SELECT at FROM clock)"
 
-# backlog: due and unsent; scheduled: unsent, and its time has not come (P17).
+
+def _counted(condition: str, order: str = "") -> str:
+    """Return a LATERAL query that counts unsent events of a destination and finds the one that waits longest."""
+    return f"""CROSS JOIN LATERAL (
+        SELECT count(*), min(since) AS oldest FROM (
+            SELECT greatest(created_at, next_retry_at) AS since FROM ledger.outbox_event
+            WHERE destination = waiting.destination AND status IN ('NEW', 'RETRYING') AND {condition}
+            {order} LIMIT :ceiling) AS found)"""
+
+
+# One query per index: unordered events, and ordered ones. The first index is sorted by due time.
+_UNORDERED: Final = "ordering_key IS NULL"
+_ORDERED: Final = "ordering_key IS NOT NULL AND status <> 'SENT'"
+
+# backlog: due and unsent; scheduled: unsent and not yet due.
 BACKLOG: Final = sql(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {WAITING}
-    SELECT every.destination, due.count + due_in_order.count, later.count + later_in_order.count,
+    SELECT waiting.destination, due.count + due_in_order.count, later.count + later_in_order.count,
            {_NOW} - least(due.oldest, due_in_order.oldest)
-    FROM every CROSS JOIN LATERAL (
-        SELECT count(*), min(since) AS oldest FROM (
-            {_UNORDERED} AND {_DUE_AT} <= {_NOW} ORDER BY {_DUE_AT}, id LIMIT :ceiling) AS found) AS due
-    CROSS JOIN LATERAL (
-        SELECT count(*), min(since) AS oldest FROM (
-            {_ORDERED} AND {_DUE_AT} <= {_NOW} LIMIT :ceiling) AS found) AS due_in_order
-    CROSS JOIN LATERAL (SELECT count(*) FROM ({_UNORDERED} AND {_DUE_AT} > {_NOW} LIMIT :ceiling) AS found) AS later
-    CROSS JOIN LATERAL (
-        SELECT count(*) FROM ({_ORDERED} AND {_DUE_AT} > {_NOW} LIMIT :ceiling) AS found) AS later_in_order
+    FROM waiting
+    {_counted(f"{_UNORDERED} AND {_DUE_AT} <= {_NOW}", f"ORDER BY {_DUE_AT}, id")} AS due
+    {_counted(f"{_ORDERED} AND {_DUE_AT} <= {_NOW}")} AS due_in_order
+    {_counted(f"{_UNORDERED} AND {_DUE_AT} > {_NOW}")} AS later
+    {_counted(f"{_ORDERED} AND {_DUE_AT} > {_NOW}")} AS later_in_order
     ORDER BY 1
 """)
 
 DEAD: Final = sql("""
-    SELECT destination, count(*) FROM (SELECT destination FROM ledger.outbox_event WHERE status = 'DEAD' LIMIT :ceiling) AS d
-    GROUP BY destination
+    SELECT destination, count(*)
+    FROM (SELECT destination FROM ledger.outbox_event WHERE status = 'DEAD' LIMIT :ceiling) AS dead GROUP BY destination
 """)
 
 EVENTS: Final = sql("""
@@ -63,7 +66,7 @@ EVENTS: Final = sql("""
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits for one destination. A count of CEILING or more means: at least so many."""
+    """The waiting and dead events of one destination. A count of CEILING means: at least that many."""
 
     destination: str
     due: int = 0
@@ -74,7 +77,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class ListedEvent:
-    """An event for a list: everything but what it carries."""
+    """An event without its payload and headers, for a list."""
 
     id: int
     destination: str
@@ -90,9 +93,10 @@ class ListedEvent:
 
 
 def backlog(connection: Connection) -> list[Backlog]:
-    """Every destination for which something waits or is dead, by name."""
-    found = {row[0]: Backlog(*row) for row in connection.execute(BACKLOG, _LOOK)}
-    for name, dead in connection.execute(DEAD, _LOOK):
+    """Return every destination that has waiting or dead events, by name."""
+    values = {"ceiling": CEILING}
+    found = {row[0]: Backlog(*row) for row in connection.execute(BACKLOG, values)}
+    for name, dead in connection.execute(DEAD, values):
         found[name] = replace(found.get(name, Backlog(name)), dead=dead)
     return [found[name] for name in sorted(found)]
 
@@ -105,9 +109,6 @@ def events(
     before: int | None = None,
     limit: int = 50,
 ) -> list[ListedEvent]:
-    """The newest first; `before` is the last id of the page before."""
+    """Return events, the newest first. `before` is the last id of the previous page."""
     values = {"statuses": list(statuses), "destination": destination, "before": before, "limit": limit}
     return [ListedEvent(*row) for row in connection.execute(EVENTS, values)]
-
-
-_LOOK: Final = {"ceiling": CEILING}

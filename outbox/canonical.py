@@ -1,12 +1,13 @@
-"""One way to write a payload as text, so that equal payloads have equal hashes, in every process and for ever (P10).
+"""Write a payload as canonical JSON, so that equal payloads have equal hashes in every process.
 
-What cannot be stored is refused here, before anything is: each reason has its own code.
+A payload that cannot be stored is refused before anything is written; each reason has its own code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 from models.errors import Misuse
@@ -17,96 +18,104 @@ MAX_KEYS: Final = 10_000
 
 
 class BadPayload(Misuse):
-    """The payload cannot be stored."""
+    """The payload is not valid JSON.
+
+    A payload, result or context has a value that JSON cannot express, such as NaN, or an unpaired surrogate.
+    """
 
     code = "payload_not_json"
+    remedy = "Submit only null, booleans, finite numbers, text, lists and objects with text keys."
 
 
 class PayloadTooLarge(BadPayload):
-    """The payload is too large."""
+    """The payload is larger than 1,048,576 bytes of JSON.
+
+    A payload, result or context exceeds the limit when it is written as JSON.
+    """
 
     code = "payload_too_large"
+    remedy = "Store large content elsewhere, and put its address into the payload."
     http_status = 413
 
 
 class PayloadTooDeep(BadPayload):
-    """The payload is nested too deeply."""
+    """The payload is nested more than 64 levels deep.
+
+    Lists and objects are nested inside each other beyond this limit.
+    """
 
     code = "payload_too_deep"
+    remedy = "Flatten the payload, or store it elsewhere and submit its address."
 
 
 class TooManyKeys(BadPayload):
-    """The payload has too many keys."""
+    """The payload has more than 10,000 keys.
+
+    All objects in the payload together have more keys than allowed.
+    """
 
     code = "payload_too_many_keys"
+    remedy = "Split the task into several, or store the content elsewhere and submit its address."
 
 
 class PayloadHasNul(BadPayload):
-    """The payload has a NUL character, which PostgreSQL does not store."""
+    """The payload contains a NUL character, which PostgreSQL cannot store.
+
+    A text or a key contains the character U+0000.
+    """
 
     code = "payload_has_nul"
+    remedy = "Remove the character `\\u0000`, or encode binary content as Base64."
 
 
 def canonical_json(value: Any, *, what: str = "payload") -> str:
-    """Sorted keys, no spaces. Refused: what is not JSON, NaN, NUL, half a surrogate pair, and what is too much."""
+    """Return JSON with sorted keys and without spaces, or raise BadPayload. `what` names the value in the message."""
     try:
         written = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         size = len(written.encode())
     except UnicodeEncodeError:
-        raise BadPayload(f"The {what} has half of a surrogate pair, which is no text.") from None
+        raise BadPayload(f"The {what} contains an unpaired surrogate, which is not valid text.") from None
     except RecursionError:
-        raise PayloadTooDeep(f"The {what} is nested more than {MAX_DEPTH} levels deep.") from None
+        raise _too_deep(what) from None
     except (TypeError, ValueError) as error:
-        raise BadPayload(f"The {what} is not JSON: {error}.") from None
+        raise BadPayload(f"The {what} is not valid JSON: {error}.") from None
     if size > MAX_BYTES:
-        raise PayloadTooLarge(f"The {what} has {size:,} bytes, and {MAX_BYTES:,} is the most.")
+        raise PayloadTooLarge(f"The {what} has {size:,} bytes; at most {MAX_BYTES:,} are allowed.")
     _check_shape(value, written, what)
     return written
 
 
 def payload_sha(written: str) -> str:
-    """SHA-256 of canonical JSON, in hexadecimal."""
+    """Return the SHA-256 of canonical JSON, in hexadecimal."""
     return hashlib.sha256(written.encode()).hexdigest()
 
 
 def _check_shape(value: Any, written: str, what: str) -> None:
-    """Walks only through what could be wrong: few brackets cannot be deep, few colons are few keys."""
+    """Walk through the value only if its text looks suspicious: few colons are few keys, few brackets are not deep."""
     if written.count(":") > MAX_KEYS and _count_keys(value) > MAX_KEYS:
         raise TooManyKeys(f"The {what} has more than {MAX_KEYS:,} keys.")
-    if written.count("{") + written.count("[") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
-        raise PayloadTooDeep(f"The {what} is nested more than {MAX_DEPTH} levels deep.")
-    if "\\u0000" in written and "\x00" in _all_text(value):
-        raise PayloadHasNul(f"The {what} has a NUL character, which PostgreSQL does not store.")
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level := [part for part in level if isinstance(part, dict | list | tuple)]:
-        depth += 1
-        level = [inner for part in level for inner in _parts(part)]
-    return depth
+    if written.count("{") + written.count("[") > MAX_DEPTH and max(depth for depth, _ in _parts(value)) > MAX_DEPTH:
+        raise _too_deep(what)
+    if "\\u0000" in written and any(isinstance(part, str) and "\x00" in part for _, part in _parts(value)):
+        raise PayloadHasNul(f"The {what} contains a NUL character, which PostgreSQL cannot store.")
 
 
 def _count_keys(value: Any) -> int:
-    count, rest = 0, [value]
-    while rest:
-        part = rest.pop()
-        count += len(part) if isinstance(part, dict) else 0
-        rest += _parts(part)
-    return count
+    return sum(len(part) for _, part in _parts(value) if isinstance(part, dict))
 
 
-def _all_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, dict):
-        return "".join(_all_text(part) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple):
-        return "".join(map(_all_text, value))
-    return ""
+def _parts(value: Any) -> Iterator[tuple[int, Any]]:
+    """Yield every value and key, with the number of lists and objects around it and including it."""
+    left = [(0, value)]
+    while left:
+        depth, part = left.pop()
+        if isinstance(part, dict | list | tuple):
+            depth += 1
+            left += [(depth, inner) for inner in part]
+        if isinstance(part, dict):
+            left += [(depth, inner) for inner in part.values()]
+        yield depth, part
+
+
+def _too_deep(what: str) -> PayloadTooDeep:
+    return PayloadTooDeep(f"The {what} is nested more than {MAX_DEPTH} levels deep.")

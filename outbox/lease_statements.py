@@ -1,6 +1,4 @@
-"""The statements of the lease protocol, each with the transition that it makes; `outbox/lease.py` has the contract."""
-
-# ruff: noqa: S608 - every piece is a literal of this file; values are parameters
+"""The statements of the lease protocol, each with the transition that it makes; outbox/lease.py has the contract."""
 
 from __future__ import annotations
 
@@ -19,31 +17,23 @@ _HELD: Final = """
 _RELEASED: Final = "locked_by = NULL, locked_at = NULL, lease_token = NULL, lease_until = NULL"
 
 
-def _held_update(changes: str, *, columns: str = "", types: str = "") -> TextClause:
-    """One statement for a batch: lock the held rows in the order of their ids, then change them.
+def _held_update(changes: str, **columns: str) -> TextClause:
+    """Return a statement for a batch: it locks the held rows in the order of their ids, then changes them.
 
-    `columns` are further arrays, one value per id.
+    `columns` are the names and types of further arrays that have one value per id.
     """
-    names = ", ".join(["id", *filter(None, [columns])])
-    arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _pairs(columns, types))
+    arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in {"id": "bigint", **columns}.items())
     return sql(f"""
         WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
-        given AS MATERIALIZED (SELECT * FROM unnest({arrays}) AS given({names})),
+        given AS MATERIALIZED (SELECT * FROM unnest({arrays}) AS given({", ".join(["id", *columns])})),
         held AS MATERIALIZED (
             SELECT e.id FROM ledger.outbox_event e WHERE e.id IN (SELECT id FROM given) AND {_HELD}
             ORDER BY e.id FOR NO KEY UPDATE OF e)
-        UPDATE ledger.outbox_event e SET {changes}
-        FROM held JOIN given USING (id) WHERE e.id = held.id
-        RETURNING e.id
+        UPDATE ledger.outbox_event e SET {changes} FROM held JOIN given USING (id) WHERE e.id = held.id RETURNING e.id
     """)
 
 
-def _pairs(columns: str, types: str) -> list[tuple[str, str]]:
-    further = zip(filter(None, columns.split(", ")), filter(None, types.split(", ")), strict=True)
-    return [("id", "bigint"), *further]
-
-
-# waiting: the destinations that have unsent events, found by hopping from one to the next in the two indexes.
+# waiting: the destinations that have unsent events, found by skipping from one to the next in the two indexes.
 _NEXT_DESTINATION: Final = """least(
             (SELECT min(destination) FROM ledger.outbox_event
              WHERE status IN ('NEW', 'RETRYING') AND ordering_key IS NULL{above}),
@@ -54,51 +44,47 @@ WAITING: Final = f"""
         SELECT {_NEXT_DESTINATION.format(above="")}
         UNION ALL
         SELECT {_NEXT_DESTINATION.format(above=" AND destination > hop.name")} FROM hop WHERE hop.name IS NOT NULL),
-    every AS (SELECT name AS destination FROM hop WHERE name IS NOT NULL)
+    waiting AS (SELECT name AS destination FROM hop WHERE name IS NOT NULL)
 """
-_GIVEN: Final = "every AS (SELECT * FROM unnest(CAST(:only AS text[])) AS given(destination))"
+_GIVEN: Final = "waiting AS (SELECT CAST(:only AS text) AS destination)"
 
 _DUE_AT: Final = "coalesce(e.next_retry_at, '-infinity')"
 _FREE: Final = "(e.lease_until IS NULL OR e.lease_until <= (SELECT at FROM clock))"
-_UNORDERED: Final = """e.destination = waiting.destination AND e.status IN ('NEW', 'RETRYING')
-              AND e.ordering_key IS NULL"""
+_UNORDERED: Final = "e.destination = waiting.destination AND e.status IN ('NEW', 'RETRYING') AND e.ordering_key IS NULL"
 
-# The three kinds of what is due, each a range of an index and, with a floor, the part of the range above it.
+# The three kinds of due events. Each is the part of an index range above the floor (`Floor` in outbox/lease.py).
 _FRESH: Final = f"""
             SELECT e.id, e.created_at AS since FROM ledger.outbox_event e
-            WHERE {_UNORDERED} AND {_DUE_AT} = '-infinity' AND {_FREE}{{fresh_above}}
+            WHERE {_UNORDERED} AND {_DUE_AT} = '-infinity' AND {_FREE} AND e.id > :fresh_id
             ORDER BY e.id LIMIT :limit FOR NO KEY UPDATE OF e SKIP LOCKED"""
 _SCHEDULED: Final = f"""
             SELECT e.id, e.next_retry_at AS since FROM ledger.outbox_event e
-            WHERE {_UNORDERED} AND {{scheduled_above}} AND {_DUE_AT} <= (SELECT at FROM clock) AND {_FREE}
+            WHERE {_UNORDERED} AND ({_DUE_AT}, e.id) > (:scheduled_at, :scheduled_id)
+              AND {_DUE_AT} <= (SELECT at FROM clock) AND {_FREE}
             ORDER BY {_DUE_AT}, e.id LIMIT :limit FOR NO KEY UPDATE OF e SKIP LOCKED"""
-# A key waits for the first of its events that is not SENT, be it DEAD (P20). Keys, too, are found by hopping.
+# A key waits for its first event that is not SENT, even if that one is DEAD. Keys are found by skipping, too.
+_OF_KEYS: Final = "destination = waiting.destination AND status <> 'SENT'"
 _HEADS: Final = f"""
             WITH RECURSIVE key (name) AS (
                 (SELECT ordering_key FROM ledger.outbox_event
-                 WHERE destination = waiting.destination AND status <> 'SENT'
-                   AND ordering_key IS NOT NULL{{heads_above}}
-                 ORDER BY ordering_key LIMIT 1)
+                 WHERE {_OF_KEYS} AND ordering_key >= :key ORDER BY ordering_key LIMIT 1)
                 UNION ALL
                 SELECT (SELECT ordering_key FROM ledger.outbox_event
-                        WHERE destination = waiting.destination AND status <> 'SENT' AND ordering_key > key.name
-                        ORDER BY ordering_key LIMIT 1)
+                        WHERE {_OF_KEYS} AND ordering_key > key.name ORDER BY ordering_key LIMIT 1)
                 FROM key WHERE key.name IS NOT NULL)
             SELECT head.* FROM key CROSS JOIN LATERAL (
                 SELECT e.id, coalesce(e.next_retry_at, e.created_at) AS since FROM ledger.outbox_event e
                 WHERE e.id = (SELECT id FROM ledger.outbox_event
-                              WHERE destination = waiting.destination AND status <> 'SENT' AND ordering_key = key.name
-                              ORDER BY id LIMIT 1)
+                              WHERE {_OF_KEYS} AND ordering_key = key.name ORDER BY id LIMIT 1)
                   AND e.status IN ('NEW', 'RETRYING') AND {_DUE_AT} <= (SELECT at FROM clock) AND {_FREE}
                 FOR NO KEY UPDATE OF e SKIP LOCKED) AS head
             WHERE key.name IS NOT NULL LIMIT :limit"""
 
-# claim: NEW|RETRYING, due and without a live lease → leased; what waits longest first, skipping what others lock.
-# Each destination is a range of the index: one that is left out costs nothing, however many events wait for it.
+# claim: NEW|RETRYING, due and without a live lease → leased; longest waiting first, skipping rows that others lock.
+# Each destination is a range of the index: with CLAIM_GIVEN the others cost nothing, however many events they have.
 _CLAIM: Final = f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
-    {{every}},
-    waiting AS (SELECT * FROM every WHERE destination <> ALL(CAST(:without AS text[]))),
+    {{waiting}},
     fresh AS MATERIALIZED (SELECT first.* FROM waiting CROSS JOIN LATERAL ({_FRESH}) AS first),
     scheduled AS MATERIALIZED (SELECT first.* FROM waiting CROSS JOIN LATERAL ({_SCHEDULED}) AS first),
     heads AS MATERIALIZED (SELECT first.* FROM waiting CROSS JOIN LATERAL ({_HEADS}) AS first),
@@ -112,47 +98,36 @@ _CLAIM: Final = f"""
     RETURNING e.id, e.destination, e.payload, e.payload_sha, e.headers, e.attempt_count, e.lease_token,
               greatest(e.created_at, e.next_retry_at) AS waiting_since, e.next_retry_at, e.dedup_key, e.ordering_key
 """
-CLAIM_ANY: Final = sql(
-    _CLAIM.format(every=WAITING, fresh_above="", scheduled_above=f"{_DUE_AT} > '-infinity'", heads_above="")
-)
-CLAIM_GIVEN: Final = sql(
-    _CLAIM.format(
-        every=_GIVEN,
-        fresh_above=" AND e.id > :fresh_id",
-        scheduled_above=f"({_DUE_AT}, e.id) > (:scheduled_at, :scheduled_id)",
-        heads_above=" AND ordering_key >= :key",
-    )
-)
+CLAIM_ANY: Final = sql(_CLAIM.format(waiting=WAITING))
+CLAIM_GIVEN: Final = sql(_CLAIM.format(waiting=_GIVEN))
 
 # ack: held → SENT.
 ACK: Final = _held_update(
-    f"status = 'SENT', sent_at = (SELECT at FROM clock), next_retry_at = NULL, last_error = NULL, "
+    "status = 'SENT', sent_at = (SELECT at FROM clock), next_retry_at = NULL, last_error = NULL, "
     f"external_id = given.external_id, {_RELEASED}",
-    columns="external_id",
-    types="text",
+    external_id="text",
 )
-# retry: held → RETRYING, one failure more, due again at the time given.
+# retry: held → RETRYING, one more failure, due again at the given time.
 RETRY: Final = _held_update(
-    f"status = 'RETRYING', attempt_count = e.attempt_count + 1, last_error = given.error, "
+    "status = 'RETRYING', attempt_count = e.attempt_count + 1, last_error = given.error, "
     f"next_retry_at = given.next_attempt_at, {_RELEASED}",
-    columns="error, next_attempt_at",
-    types="text, timestamptz",
+    error="text",
+    next_attempt_at="timestamptz",
 )
-# dead: held → DEAD, one failure more.
+# dead: held → DEAD, one more failure.
 DEAD: Final = _held_update(
-    f"status = 'DEAD', attempt_count = e.attempt_count + 1, last_error = given.error, next_retry_at = NULL, "
+    "status = 'DEAD', attempt_count = e.attempt_count + 1, last_error = given.error, next_retry_at = NULL, "
     f"{_RELEASED}",
-    columns="error",
-    types="text",
+    error="text",
 )
-# renew: held → held for as long again as the lease was.
+# renew: held → held, for the length of the lease from now.
 RENEW: Final = _held_update(
     "lease_until = (SELECT at FROM clock) + (e.lease_until - e.locked_at), locked_at = (SELECT at FROM clock)"
 )
-# release: held → given back unpublished, no failure counted.
+# release: held → free and unpublished, no failure counted.
 RELEASE: Final = _held_update(_RELEASED)
 
-# dedup: the newest SENT event per destination and dedup key, which is the payload's hash where none was given.
+# dedup: the newest SENT event per destination and dedup key, which is the payload's hash where no key was given.
 DEDUP: Final = sql("""
     SELECT given.destination, given.key, sent.id, sent.external_id, sent.sent_at
     FROM unnest(CAST(:destinations AS text[]), CAST(:keys AS text[])) AS given(destination, key)
@@ -164,16 +139,17 @@ DEDUP: Final = sql("""
 """)
 
 # The destinations that have unsent events.
-DESTINATIONS: Final = sql(f"WITH RECURSIVE {WAITING} SELECT destination FROM every")
+DESTINATIONS: Final = sql(f"WITH RECURSIVE {WAITING} SELECT destination FROM waiting")
 
-# hasten: RETRYING because nobody answered → due at once.
-HASTEN: Final = sql("""
+# make due: RETRYING because the destination was unreachable → due now.
+MAKE_DUE: Final = sql("""
     WITH held_back AS MATERIALIZED (
         SELECT e.id FROM ledger.outbox_event e
         WHERE e.destination = :destination AND e.status = 'RETRYING' AND e.lease_token IS NULL
           AND e.last_error LIKE :prefix AND e.next_retry_at > (SELECT ledger.ledger_now())
         ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED)
-    UPDATE ledger.outbox_event e SET next_retry_at = (SELECT ledger.ledger_now()) FROM held_back WHERE e.id = held_back.id
+    UPDATE ledger.outbox_event e SET next_retry_at = (SELECT ledger.ledger_now())
+    FROM held_back WHERE e.id = held_back.id
 """)
 
 NOW: Final = sql("SELECT ledger.ledger_now()")

@@ -1,7 +1,7 @@
-"""Pruning: SENT events whose retention is over go away in small batches, each its own short transaction.
+"""Pruning: delete SENT events after their retention, in small batches that each are a short transaction.
 
-Their audit rows go with them. NEW, RETRYING and DEAD events are never pruned. The retention is also the window in which
-a duplicate is recognised (P21).
+Their audit rows are deleted with them. NEW, RETRYING and DEAD events are never pruned. Duplicates are recognised for as
+long as the retention lasts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.sql import sql
 
 BATCH: Final = 1000
 
-# prune: SENT longer ago than the retention → gone, the oldest first, skipping what others are locking.
+# prune: SENT for longer than the retention → deleted, the oldest first, skipping rows that others lock.
 PRUNE: Final = sql("""
     WITH old AS MATERIALIZED (
         SELECT id FROM ledger.outbox_event
@@ -27,7 +27,7 @@ PRUNE: Final = sql("""
     SELECT count(*) FROM gone
 """)
 
-# Errors of the whole relay belong to no event: they go by their own age.
+# Database errors of a relay belong to no event: they are pruned by their own age.
 PRUNE_AUDITS: Final = sql("""
     DELETE FROM ledger.outbox_audit
     WHERE outbox_id IS NULL AND created_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours)
@@ -36,14 +36,14 @@ PRUNE_AUDITS: Final = sql("""
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many events went, and whether there are more."""
+    """How many events were deleted, and whether more are old enough."""
 
     events: int
     more: bool
 
 
 def prune(engine: Engine, *, hours: int, budget_seconds: float = 5.0) -> Pruned:
-    """Until nothing is old enough or the time is over."""
+    """Delete old events until none is left or the time is over."""
     deadline = time.monotonic() + budget_seconds
     events, last = 0, BATCH
     while last == BATCH and time.monotonic() < deadline:

@@ -1,8 +1,9 @@
-"""The relay: claims due events, publishes them, and writes down what became of them. Any number may run at once.
+"""The relay: claim due events, publish them, and settle them. Any number of relays may run at once.
 
-One `tick` drains what is due until nothing is left or its time is over, each destination by itself and several at once,
-so that a slow one holds up nobody. No transaction is open while a publisher works. If the relay dies after a claim, the
-lease runs out and another one claims the events again: what was published is then published twice, never not at all.
+One `tick` publishes due events until none is left or its time is over. Destinations are drained side by side, so that a
+slow one does not delay the others. No transaction is open while a publisher works. If the relay dies after a claim, the
+lease expires and another relay claims the events again: an event that was already published is then published twice; no
+event is lost.
 
     claim (committed) ─► look for duplicates ─► publish ─► ack | retry | dead (one transaction) ─► claim …
 """
@@ -22,22 +23,21 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
-from models.driver_values import Unreadable
+from models.driver_values import UnparsableJson
 from models.engine import make_engine
 from models.errors import Unreachable
 from outbox import audit
-from outbox.audit import FlushCode
+from outbox.audit import AuditCode
 from outbox.circuit import Circuits
-from outbox.destinations import Destination, UnknownDestination, open_destination
+from outbox.destinations import OpenDestinations, UnknownDestination
 from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox, release_lease_many
 from outbox.lease_statements import DESTINATIONS
 from outbox.publishers.contract import DestinationDown, Failed
-from outbox.settle import Flush
+from outbox.settle import Settlement
 from settings import Settings
 
 logger = logging.getLogger(__name__)
 
-STATEMENT_TIMEOUT_SECONDS: Final = 30.0
 LOOK_BELOW_SECONDS: Final = 1.0
 AT_ONCE: Final = 8  # destinations that are drained in parallel
 UNREADABLE: Final = "The payload or the headers cannot be read: a number is too long, or it is nested too deeply."
@@ -45,7 +45,7 @@ UNREADABLE: Final = "The payload or the headers cannot be read: a number is too 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """What one tick did, and when to come back."""
+    """The counts of one tick, and the wait until the next one."""
 
     sent: int = 0
     failed: int = 0
@@ -57,43 +57,43 @@ class Ticked:
 
 
 class Relay:
-    """One relay of one process; its circuits and open destinations outlive a tick."""
+    """One relay of a process. It keeps its circuits and open destinations between ticks."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
         self.settings = settings
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}"
         self.circuits = Circuits()
-        self._destinations: dict[str, Destination] = {}
-        self._unwritten: dict[FlushCode, str] = {}
+        self._destinations = OpenDestinations(settings)
+        self._unwritten: dict[AuditCode, str] = {}
 
     @classmethod
     def of(cls, settings: Settings) -> Relay:
-        """A relay with connections of its own, whose statements end after a while (P22)."""
-        engine = make_engine(
-            settings.database_url,
-            application_name="celeriac-relay",
-            statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
-        )
+        """Return a relay with its own connections, whose statements have a time limit."""
+        engine = make_engine(settings.database_url, application_name="celeriac-relay", statement_timeout_seconds=30)
         return cls(engine, settings)
 
     def tick(self, budget_seconds: float = 10.0) -> Ticked:
-        """Drain until nothing is due or the time is over. A database that is away is counted, and audited later."""
+        """Publish until nothing is due or the time is over.
+
+        A database error ends the tick. It is logged and counted now, and audited by the next tick that succeeds.
+        """
         deadline = time.monotonic() + budget_seconds
         try:
-            self._write_what_could_not_be_written()
+            self._write_database_errors()
             done = self._drain_all(deadline)
         except (DBAPIError, Unreachable) as error:
-            self._remember(error)
+            code, sentence = audit.code_of(error), str(error).partition("\n")[0]
+            audit.count(code)
+            logger.error("%s: %s", code, sentence)
+            self._unwritten[code] = sentence
             done = Ticked()
-        more = done.sent > 0 and time.monotonic() >= deadline
+        has_more = done.sent > 0 and time.monotonic() >= deadline
         interval = self.settings.outbox_publish_interval_ms / 1000
-        return Ticked(done.sent, done.failed, done.dead, 0.0 if more else interval)
+        return Ticked(done.sent, done.failed, done.dead, 0.0 if has_more else interval)
 
     def close(self) -> None:
-        for destination in self._destinations.values():
-            destination.publisher.close()
-        self._destinations.clear()
+        self._destinations.close()
         self.engine.dispose()
 
     def _drain_all(self, deadline: float) -> Ticked:
@@ -106,25 +106,27 @@ class Relay:
             return sum(pool.map(lambda name: self._drain(name, deadline), names), Ticked())
 
     def _drain(self, name: str, deadline: float) -> Ticked:
-        """Upwards from a floor, so that dead index entries are walked over once; what is below it is looked at again
-        if something there may be due again, or may have become visible since: ids do not in their order.
+        """Publish the due events of one destination.
+
+        Claims read the index upwards from a floor, so that they pass the dead entries of sent events once. They start
+        at the bottom again if an event there may be due again, or may have become visible late: ids do not become
+        visible in their order.
         """
         done, floor, looked_below_at, unfinished = Ticked(), NO_FLOOR, time.monotonic(), False
+        lease_seconds = self.settings.outbox_lease_seconds
         with self.engine.connect() as connection:
-            flush = Flush(connection, self.settings, self.worker_id)
+            settlement = Settlement(connection, self.settings, self.worker_id)
             while time.monotonic() < deadline:
                 allowed = self.circuits.allows(name)
                 limit = self.settings.outbox_publish_batch_size if allowed is None else allowed
                 if limit == 0:
                     break
                 claimed_at = time.monotonic()
-                events = claim_outbox(
-                    connection, self.worker_id, limit, self.settings.outbox_lease_seconds, only=[name], after=floor
-                )
+                events = claim_outbox(connection, self.worker_id, limit, lease_seconds, only=name, after=floor)
                 if events:
                     failpoint("relay.after_claim")
                     floor = floor.above(events)
-                    ticked = self._publish(name, events, flush, claimed_at)
+                    ticked = self._publish(name, events, settlement, claimed_at)
                     unfinished |= ticked.sent < len(events) or any(event.ordering_key is not None for event in events)
                     done += ticked
                 elif floor != NO_FLOOR and (unfinished or time.monotonic() - looked_below_at > LOOK_BELOW_SECONDS):
@@ -133,62 +135,49 @@ class Relay:
                     break
         return done
 
-    def _publish(self, name: str, events: Sequence[ClaimedEvent], flush: Flush, claimed_at: float) -> Ticked:
+    def _publish(self, name: str, events: Sequence[ClaimedEvent], settlement: Settlement, claimed_at: float) -> Ticked:
         try:
-            destination = self._destination(name)
+            destination = self._destinations.open(name)
         except UnknownDestination as error:
-            return Ticked(dead=flush.dead(dict.fromkeys((event.id for event in events), str(error)), events))
+            return Ticked(dead=settlement.mark_dead(str(error), events))
         if unreadable := [event for event in events if _is_unreadable(event)]:
-            buried = flush.dead(dict.fromkeys((event.id for event in unreadable), UNREADABLE), unreadable)
             readable = [event for event in events if not _is_unreadable(event)]
-            return Ticked(dead=buried) + self._publish(name, readable, flush, claimed_at)
-        fresh = flush.drop_duplicates(events) if destination.dedup else list(events)
-        fresh = flush.renew(fresh, claimed_at, always=destination.publisher.is_slow)
+            died = settlement.mark_dead(UNREADABLE, unreadable)
+            return Ticked(dead=died) + self._publish(name, readable, settlement, claimed_at)
+        fresh = settlement.drop_duplicates(events) if destination.dedup else events
+        fresh = settlement.renew(fresh, claimed_at, always=destination.publisher.is_slow)
         if not fresh:
             return Ticked()
         started_at = time.monotonic()
         try:
             results = destination.publisher.publish(fresh)
         except DestinationDown as error:
-            return self._nobody_answered(name, destination, fresh, flush, error)
-        except Exception as error:  # against the contract; without an attempt it would come back for ever
-            logger.exception("the publisher of %s is broken", name)
+            return self._on_unreachable(name, fresh, settlement, error)
+        except Exception as error:  # a bug of the publisher; without a counted attempt the event would return for ever
+            logger.exception("The publisher of %s raised an unexpected error.", name)
             results = [Failed(f"{type(error).__name__}: {error}")] * len(fresh)
         failpoint("relay.after_publish")
         if self.circuits.answered(name):
-            logger.warning("%s answers again", name)
-            flush.hasten(name)
-        fresh_ids = {event.id for event in flush.renew(fresh, claimed_at)}
-        kept = [(event, result) for event, result in zip(fresh, results, strict=True) if event.id in fresh_ids]
-        settled = flush.settle(kept, seconds=time.monotonic() - started_at, quietly=destination.is_wakeup)
-        return Ticked(*settled)
+            logger.warning("Destination %s answers again.", name)
+            settlement.make_due(name)
+        held = {event.id for event in settlement.renew(fresh, claimed_at)}
+        outcomes = [(event, result) for event, result in zip(fresh, results, strict=True) if event.id in held]
+        seconds = time.monotonic() - started_at
+        return Ticked(*settlement.settle(outcomes, seconds=seconds, audit_successes=not destination.is_wakeup))
 
-    def _nobody_answered(
-        self, name: str, destination: Destination, events: Sequence[ClaimedEvent], flush: Flush, error: DestinationDown
+    def _on_unreachable(
+        self, name: str, events: Sequence[ClaimedEvent], settlement: Settlement, error: DestinationDown
     ) -> Ticked:
-        """Only the probe is charged; the others are given back as they were. A wake-up never dies of it."""
+        """Count an attempt of one event, the probe, and release the others. A wake-up does not die of this."""
         wait = self.circuits.failed(name)
-        logger.warning("%s does not answer, the next try is in %.0f s: %s", name, wait, error.message)
+        logger.warning("Destination %s is unreachable, next try in %.0f s: %s", name, wait, error.message)
         probe, *others = events
-        release_lease_many(
-            flush.connection, [event.id for event in others], self.worker_id, lease_token=probe.lease_token
-        )
-        return Ticked(*flush.charge_probe(probe, error.message, may_die=not destination.is_wakeup))
+        ids = [event.id for event in others]
+        release_lease_many(settlement.connection, ids, self.worker_id, lease_token=probe.lease_token)
+        may_die = not self._destinations.open(name).is_wakeup
+        return Ticked(*settlement.charge_probe(probe, error.message, may_die=may_die))
 
-    def _destination(self, name: str) -> Destination:
-        if name not in self._destinations:
-            self._destinations[name] = open_destination(name, self.settings)
-        return self._destinations[name]
-
-    def _remember(self, error: DBAPIError | Unreachable) -> None:
-        """P22: logged and counted at once, written when the database is back."""
-        code = audit.code_of(error) if isinstance(error, DBAPIError) else FlushCode.DB_ERROR
-        audit.count(code, 1)
-        sentence = str(error).partition("\n")[0]
-        logger.error("%s: %s", code, sentence)
-        self._unwritten[code] = sentence
-
-    def _write_what_could_not_be_written(self) -> None:
+    def _write_database_errors(self) -> None:
         if self._unwritten:
             with self.engine.begin() as connection:
                 for code, sentence in self._unwritten.items():
@@ -197,5 +186,5 @@ class Relay:
 
 
 def _is_unreadable(event: ClaimedEvent) -> bool:
-    """A publisher would take it for text and send that."""
-    return isinstance(event.payload, Unreadable) or isinstance(event.headers, Unreadable)
+    """Return whether the driver could not decode the event; publishing it would send the raw text."""
+    return isinstance(event.payload, UnparsableJson) or isinstance(event.headers, UnparsableJson)

@@ -1,39 +1,34 @@
-"""Writing down what became of a batch: one transaction, a statement for each kind of outcome, conflicts audited.
+"""Settling a batch: write the outcome of each event in one transaction, with one statement per kind of outcome.
 
-Whoever finds a lease lost here writes an `outbox_flush_conflict` with what the row looks like now, and drops the row.
+An event whose lease was lost is dropped. Its audit row, `outbox_flush_conflict`, says what the event looks like now.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
 import metrics
 from failpoint import failpoint
-from outbox import audit
-from outbox.audit import FlushCode
+from outbox import audit, lease
+from outbox.audit import AuditCode
 from outbox.backoff import backoff_ms
-from outbox.lease import (
-    ClaimedEvent,
-    ack_sent_many,
-    check_dedup_many,
-    fail_retry_many,
-    mark_dead_many,
-    release_lease_many,
-    renew_lease_many,
-)
-from outbox.lease_statements import HASTEN, NOW
+from outbox.lease import ClaimedEvent
+from outbox.lease_statements import MAKE_DUE, NOW
 from outbox.publishers.contract import Failed, NotTried, Refused, Result, Sent
 from settings import Settings
 
 UNREACHABLE = "unreachable: "
 
 
-class Flush:
-    """The writing half of a relay, on one connection. Every method ends its transaction."""
+class Settlement:
+    """Write the outcomes of claimed events on one connection. Every public method ends its transaction.
+
+    The events of one call share a token: they come from one claim, or were inserted by one process.
+    """
 
     def __init__(self, connection: Connection, settings: Settings, worker_id: str) -> None:
         self.connection = connection
@@ -41,9 +36,9 @@ class Flush:
         self.worker_id = worker_id
 
     def settle(
-        self, outcomes: Sequence[tuple[ClaimedEvent, Result]], *, seconds: float, quietly: bool
+        self, outcomes: Sequence[tuple[ClaimedEvent, Result]], *, seconds: float, audit_successes: bool
     ) -> tuple[int, int, int]:
-        """Returns how many were written down as sent, failed and dead. `quietly`: successes are not audited."""
+        """Write the results of a publish that took `seconds`. Return how many events were sent, failed and died."""
         sent: dict[int, str | None] = {}
         retries: dict[int, tuple[str, float]] = {}
         dead: dict[int, str] = {}
@@ -56,120 +51,107 @@ class Flush:
                     sent[event.id] = external_id
                 case Refused(error):
                     dead[event.id] = error
-                case Failed(error, _) if event.attempt_count + 1 >= self.settings.outbox_max_attempts:
+                case Failed(error, _) if self._is_last_attempt(event):
                     dead[event.id] = error
                 case Failed(error, retry_after):
                     retries[event.id] = (error, self._wait_ms(event, retry_after))
         events = [event for event, _ in outcomes]
-        acked = self._ack(sent, events)
-        audit.count(FlushCode.SUCCESS, len(acked))
-        if not quietly:
-            details: dict[int | None, str] = {id_: sent[id_] or "" for id_ in acked}
-            audit.write(self.connection, FlushCode.SUCCESS, details, worker_id=self.worker_id)
+        acked = self._change("ack", lease.ack_sent_many, sent, events)
+        self._audit(AuditCode.SUCCESS, {id_: sent[id_] or "" for id_ in acked}, count_only=not audit_successes)
         failpoint("relay.in_settle")
         failed = self._retry(retries, events)
-        buried = self._bury(dead, events)
-        self._give_back(untried, events)
+        died = self._bury(dead, events)
+        self._change("release", lease.release_lease_many, untried, events)
         if acked:
-            self._measure_delays(events, acked)
+            now: datetime = self.connection.execute(NOW).scalar_one()
+            delays = [(now - event.waiting_since).total_seconds() for event in events if event.id in acked]
+            metrics.observe_many(metrics.OUTBOX_PUBLISH_DELAY_SECONDS, delays)
         self.connection.commit()
-        _measure(seconds, success=len(acked), failure=failed, dead=buried)
-        return len(acked), failed, buried
+        _measure(seconds, success=len(acked), failure=failed, dead=died)
+        return len(acked), failed, died
 
-    def dead(self, errors: Mapping[int, str], events: Sequence[ClaimedEvent]) -> int:
-        buried = self._bury(errors, events)
+    def mark_dead(self, error: str, events: Sequence[ClaimedEvent]) -> int:
+        """Mark events as DEAD that cannot be published. Return how many were still held."""
+        died = self._bury(dict.fromkeys((event.id for event in events), error), events)
         self.connection.commit()
-        metrics.OUTBOX_PUBLISH_TOTAL.labels("dead").inc(buried)
-        return buried
+        _measure(None, dead=died)
+        return died
 
     def charge_probe(self, probe: ClaimedEvent, error: str, *, may_die: bool) -> tuple[int, int, int]:
-        """One attempt of the event that found nobody there."""
-        is_last = probe.attempt_count + 1 >= self.settings.outbox_max_attempts
-        failed = buried = 0
-        if is_last and may_die:
-            buried = self._bury({probe.id: UNREACHABLE + error}, [probe])
-        elif is_last:
-            release_lease_many(self.connection, [probe.id], self.worker_id, lease_token=probe.lease_token)
-        else:
+        """Count an attempt of the event that found its destination unreachable."""
+        failed = died = 0
+        if not self._is_last_attempt(probe):
             failed = self._retry({probe.id: (UNREACHABLE + error, self._wait_ms(probe, None))}, [probe])
+        elif may_die:
+            died = self._bury({probe.id: UNREACHABLE + error}, [probe])
+        else:
+            lease.release_lease_many(self.connection, [probe.id], self.worker_id, lease_token=probe.lease_token)
         self.connection.commit()
-        metrics.OUTBOX_PUBLISH_TOTAL.labels("failure").inc(failed)
-        metrics.OUTBOX_PUBLISH_TOTAL.labels("dead").inc(buried)
-        return 0, failed, buried
+        _measure(None, failure=failed, dead=died)
+        return 0, failed, died
 
     def drop_duplicates(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
-        """Events that have already reached their destination are SENT with the earlier external id (P21).
+        """Return the events that must be published; see docs/protocol.md, Dedup.
 
-        Of several that are the same the first is kept, and the others are given back: their turn comes when it is sent.
+        An event that was already sent to its destination becomes SENT with the earlier external id. Of several equal
+        events in the batch the first is kept and the others are released: they are duplicates once it is sent.
         """
         keys = {event.id: (event.destination, event.sameness) for event in events if event.sameness}
-        found = check_dedup_many(self.connection, set(keys.values()))
+        found = lease.check_dedup_many(self.connection, set(keys.values()))
         hits = {id_: found[key] for id_, key in keys.items() if key in found}
-        if hits:
-            acked = self._ack({id_: hit.external_id for id_, hit in hits.items()}, events)
-            details: dict[int | None, str] = {id_: f"the same as {hits[id_].id}" for id_ in acked}
-            audit.write(self.connection, FlushCode.DEDUP_HIT, details, worker_id=self.worker_id)
-            audit.count(FlushCode.DEDUP_HIT, len(acked))
+        acked = self._change("ack", lease.ack_sent_many, {id_: hit.external_id for id_, hit in hits.items()}, events)
+        self._audit(AuditCode.DEDUP_HIT, {id_: f"the same as {hits[id_].id}" for id_ in acked})
         firsts = {key: id_ for id_, key in reversed(keys.items())}
         twins = [id_ for id_, key in keys.items() if id_ not in hits and firsts[key] != id_]
-        self._give_back(twins, events)
+        self._change("release", lease.release_lease_many, twins, events)
         self.connection.commit()
-        gone = hits.keys() | set(twins)
-        return [event for event in events if event.id not in gone]
+        return [event for event in events if event.id not in hits and event.id not in twins]
 
     def renew(self, events: Sequence[ClaimedEvent], claimed_at: float, *, always: bool = False) -> list[ClaimedEvent]:
-        """Before a slow call and before the ack: hold the rows for another lease. Returns those that are still held."""
+        """Renew the leases if a third of their time is over, or `always`. Return the events that are still held."""
         if not events or not (always or time.monotonic() - claimed_at > self.settings.outbox_lease_seconds / 3):
             return list(events)
-        ids = [event.id for event in events]
-        kept = renew_lease_many(self.connection, ids, self.worker_id, lease_token=events[0].lease_token)
-        self._conflicts(set(ids) - kept, "renew")
+        kept = self._change("renew", lease.renew_lease_many, [event.id for event in events], events)
         self.connection.commit()
         return [event for event in events if event.id in kept]
 
-    def hasten(self, destination: str) -> None:
-        """It answers again: what waited because nobody had answered is due at once."""
-        self.connection.execute(HASTEN, {"destination": destination, "prefix": f"{UNREACHABLE}%"})
+    def make_due(self, destination: str) -> None:
+        """Make the events due that wait because the destination was unreachable: it answers again."""
+        self.connection.execute(MAKE_DUE, {"destination": destination, "prefix": f"{UNREACHABLE}%"})
         self.connection.commit()
-
-    def _ack(self, sent: Mapping[int, str | None], events: Sequence[ClaimedEvent]) -> set[int]:
-        """The ids that are SENT now; for the others the lease was lost."""
-        if not sent:
-            return set()
-        acked = ack_sent_many(self.connection, sent, self.worker_id, lease_token=events[0].lease_token)
-        self._conflicts(set(sent) - acked, "ack")
-        return acked
 
     def _retry(self, failures: Mapping[int, tuple[str, float]], events: Sequence[ClaimedEvent]) -> int:
         if not failures:
             return 0
         now: datetime = self.connection.execute(NOW).scalar_one()
         due = {id_: (error, now + timedelta(milliseconds=wait)) for id_, (error, wait) in failures.items()}
-        done = fail_retry_many(self.connection, due, self.worker_id, lease_token=events[0].lease_token)
-        self._conflicts(set(due) - done, "retry")
-        details: dict[int | None, str] = {id_: due[id_][0] for id_ in done}
-        audit.write(self.connection, FlushCode.RETRY, details, worker_id=self.worker_id)
-        audit.count(FlushCode.RETRY, len(done))
-        return len(done)
+        changed = self._change("retry", lease.fail_retry_many, due, events)
+        return self._audit(AuditCode.RETRY, {id_: due[id_][0] for id_ in changed})
 
     def _bury(self, errors: Mapping[int, str], events: Sequence[ClaimedEvent]) -> int:
-        if not errors:
-            return 0
-        done = mark_dead_many(self.connection, errors, self.worker_id, lease_token=events[0].lease_token)
-        self._conflicts(set(errors) - done, "dead")
-        details: dict[int | None, str] = {id_: errors[id_] for id_ in done}
-        audit.write(self.connection, FlushCode.DEAD, details, worker_id=self.worker_id)
-        audit.count(FlushCode.DEAD, len(done))
-        return len(done)
+        changed = self._change("dead", lease.mark_dead_many, errors, events)
+        return self._audit(AuditCode.DEAD, {id_: errors[id_] for id_ in changed})
 
-    def _give_back(self, ids: Sequence[int], events: Sequence[ClaimedEvent]) -> None:
-        if ids:
-            released = release_lease_many(self.connection, ids, self.worker_id, lease_token=events[0].lease_token)
-            self._conflicts(set(ids) - released, "release")
+    def _change(
+        self, name: str, write: Callable[..., set[int]], rows: Collection[int], events: Sequence[ClaimedEvent]
+    ) -> set[int]:
+        """Write rows under their lease, audit those whose lease was lost, and return the ids of the others."""
+        if not rows:
+            return set()
+        changed = write(self.connection, rows, self.worker_id, lease_token=events[0].lease_token)
+        lost = sorted(set(rows) - changed)
+        audit.write_conflicts(self.connection, lost, name, worker_id=self.worker_id)
+        audit.count(AuditCode.CONFLICT, len(lost))
+        return changed
 
-    def _conflicts(self, lost: set[int], during: str) -> None:
-        audit.write_conflicts(self.connection, sorted(lost), during, worker_id=self.worker_id)
-        audit.count(FlushCode.CONFLICT, len(lost))
+    def _audit(self, code: AuditCode, details: Mapping[int | None, str], *, count_only: bool = False) -> int:
+        if not count_only:
+            audit.write(self.connection, code, details, worker_id=self.worker_id)
+        audit.count(code, len(details))
+        return len(details)
+
+    def _is_last_attempt(self, event: ClaimedEvent) -> bool:
+        return event.attempt_count + 1 >= self.settings.outbox_max_attempts
 
     def _wait_ms(self, event: ClaimedEvent, retry_after_seconds: float | None) -> float:
         wait = backoff_ms(
@@ -180,14 +162,11 @@ class Flush:
         )
         return max(wait, (retry_after_seconds or 0) * 1000)
 
-    def _measure_delays(self, events: Sequence[ClaimedEvent], acked: set[int]) -> None:
-        now: datetime = self.connection.execute(NOW).scalar_one()
-        delays = [(now - event.waiting_since).total_seconds() for event in events if event.id in acked]
-        metrics.observe_many(metrics.OUTBOX_PUBLISH_DELAY_SECONDS, delays)
 
-
-def _measure(seconds: float, **counts: int) -> None:
+def _measure(seconds: float | None, **counts: int) -> None:
+    """Count results. `seconds` is None if nothing was published."""
     for result, how_many in counts.items():
         if how_many:
             metrics.OUTBOX_PUBLISH_TOTAL.labels(result).inc(how_many)
-            metrics.OUTBOX_PUBLISH_SECONDS.labels(result).observe(seconds)
+            if seconds is not None:
+                metrics.OUTBOX_PUBLISH_SECONDS.labels(result).observe(seconds)

@@ -1,1 +1,1 @@
-"""Publishers: how an event leaves the database, one file for each kind of destination."""
+"""Publishers: the code that sends events to a destination, one file per kind of destination."""

@@ -1,30 +1,30 @@
-"""Events as persistent messages of a RabbitMQ (AMQP 0-9-1): a batch is written whole, then its confirms are collected.
+"""Publish events as persistent messages of RabbitMQ (AMQP 0-9-1): write a whole batch, then collect its confirms.
 
-A message has the event's id as message_id, the payload as its JSON body and the event's headers as headers. Where it
-goes is the destination's affair: no header is read as a routing key, and nothing is declared here, since an exchange
-and what is bound to it belong to whoever receives. Exchange "" with the name of a queue as routing key is that queue.
+A message has the event's id as message_id, the payload as its JSON body, and the event's headers. The destination alone
+decides where it goes: no header is used as a routing key. Nothing is declared here, because the exchange and its
+bindings belong to the receiver. Exchange "" with the name of a queue as routing key is that queue.
 
     basic.ack                                       Sent
-    basic.return (nothing is bound), basic.nack     Failed, that event alone
-    channel closed: no such exchange, no right      Failed, all that were not confirmed before
-    channel closed for any other reason             an event's fault: one by one they show whose
+    basic.return (no queue is bound), basic.nack    Failed, this event alone
+    channel closed: no such exchange, no permission Failed, all events that were not confirmed before
+    channel closed for another reason               one event caused it: they are sent again one by one to find it
     headers that AMQP cannot carry, CC and BCC      Refused, before anything is written
-    silence, lost connection, alarm, login refused  DestinationDown: no event's fault, and an operator's to mend
+    silence, lost connection, alarm, login refused  DestinationDown
 
-If the answers stop after some have come, those count and the rest is given back; it may arrive twice, never not at all.
-A connection that was closed while idle is noticed before anything of the batch is written, and opened again. While an
-alarm lasts, nothing more is written: each probe would arrive when it is over. amqps:// trusts whom the system trusts.
+If the answers stop after some have come, those count and the other events are released; they may arrive twice but are
+not lost. A connection that was closed while idle is noticed and opened again before anything is written. During an
+alarm nothing more is written: RabbitMQ would deliver each probe after it. amqps:// uses the system's certificates.
 """
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, Final
 from urllib.parse import unquote, urlsplit
@@ -34,59 +34,59 @@ from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotFound, Pr
 from amqp.serialization import dumps
 
 from outbox.lease import ClaimedEvent
-from outbox.publishers.contract import DestinationDown, Failed, NotTried, Refused, Result, Sent
+from outbox.publishers import contract
+from outbox.publishers.contract import DestinationDown, Failed, NotTried, Refused, Result, Sent, json_bytes
 
-PATIENCE_SECONDS: Final = 3  # with a server that says nothing
-LIMIT_SECONDS: Final = 15  # for a batch whose confirms come, but slowly
-HEADERS_LIMIT: Final = 100_000  # bytes; RabbitMQ closes the connection if they do not fit into one frame
-ADDRESSES: Final = {"CC", "BCC"}  # headers that RabbitMQ takes for further routing keys
-GONE: Final = (AMQPError, OSError)
+HEADERS_LIMIT: Final = 100_000  # bytes; RabbitMQ closes the connection if the headers do not fit into one frame
+ROUTING_HEADERS: Final = {"CC", "BCC"}  # RabbitMQ uses them as further routing keys
+CONNECTION_ERRORS: Final = (AMQPError, OSError)
+# RabbitMQ may pause a busy publisher for longer than py-amqp's own limit of one second. Only Linux has this option.
+TIMEOUT_OPTION: Final = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 class AmqpPublisher:
-    """One exchange and one routing key of one RabbitMQ."""
+    """Publish to one exchange with one routing key."""
 
     is_slow: ClassVar[bool] = False
 
     def __init__(self, url: str, *, exchange: str, routing_key: str) -> None:
-        """Raises ValueError, in a sentence without the address, if it cannot be used."""
         if any(len(name.encode()) > 255 for name in (exchange, routing_key)):
             raise ValueError("an exchange and a routing key have at most 255 bytes")
         self.exchange = exchange
         self.routing_key = routing_key
         self._address = _address(url)
-        self._line: _Line | None = None
+        self._channel: _ConfirmChannel | None = None
 
     def publish(self, events: Sequence[ClaimedEvent]) -> Sequence[Result]:
         batch = _Batch(events)
-        deadline = time.monotonic() + LIMIT_SECONDS
+        deadline = time.monotonic() + contract.BATCH_SECONDS
         try:
-            self._send(batch, batch.unsettled, deadline)
+            self._send(batch, [place for place, result in enumerate(batch.results) if result is None], deadline)
             for place in batch.suspects:
                 if time.monotonic() < deadline:
                     self._send(batch, [place], deadline)
-        except (*GONE, _Blocked) as error:
+        except (*CONNECTION_ERRORS, _Blocked) as error:
             if not batch.is_answered:
-                raise DestinationDown(f"RabbitMQ takes no messages: {_words(error)}") from None
+                raise DestinationDown(f"RabbitMQ accepts no messages: {_words(error)}") from None
         return [result or NotTried() for result in batch.results]
 
     def close(self) -> None:
-        if self._line:
-            self._line.say_goodbye()
+        if self._channel:
+            self._channel.say_goodbye()
         self._drop()
 
     def _send(self, batch: _Batch, places: Sequence[int], deadline: float) -> None:
-        """Raises what it cannot settle, and has then dropped the line, unless an alarm holds it up."""
+        """Send some events of a batch. On an error the connection is dropped, unless an alarm blocks it."""
         if not places:
             return
-        line = self._open_line()
-        line.tell(batch)
+        channel = self._open()
+        channel.report_to(batch)
         try:
             for place in places:
-                batch.waiting[line.write(batch.messages[place], self.exchange, self.routing_key)] = place
-                line.read_what_has_come()
+                batch.waiting[channel.write(batch.messages[place], self.exchange, self.routing_key)] = place
+                channel.read_available()
             while batch.waiting:
-                line.read(min(PATIENCE_SECONDS, deadline - time.monotonic()))
+                channel.read(min(contract.PATIENCE_SECONDS, deadline - time.monotonic()))
         except _Blocked:
             raise
         except ChannelError as error:
@@ -96,52 +96,49 @@ class AmqpPublisher:
             self._drop()
             raise
 
-    def _open_line(self) -> _Line:
-        if self._line:
-            was_blocked = self._line.is_blocked
+    def _open(self) -> _ConfirmChannel:
+        if self._channel:
+            is_unusable = self._channel.is_blocked  # it may still receive the confirms of an earlier batch
             try:
-                self._line.read_what_has_come()
-            except GONE:
+                self._channel.read_available()
+            except CONNECTION_ERRORS:
+                is_unusable = True
+            if is_unusable:
                 self._drop()
-            if was_blocked:
-                self._drop()  # it may yet hear the confirms of an earlier batch
-        if self._line is None:
-            self._line = _Line(self._address)
-        return self._line
+        if self._channel is None:
+            self._channel = _ConfirmChannel(self._address)
+        return self._channel
 
     def _drop(self) -> None:
-        line, self._line = self._line, None
-        if line:
-            line.drop()
+        channel, self._channel = self._channel, None
+        if channel:
+            channel.drop()
 
 
 class _Batch:
-    """The messages of a batch, and what the server has said of them."""
+    """The messages of a batch, and the answers of the server."""
 
     def __init__(self, events: Sequence[ClaimedEvent]) -> None:
         self.messages = [_message(event) for event in events]
         self.results: list[Result | None] = [_refusal(event) for event in events]
         self.waiting: dict[int, int] = {}  # delivery tag → place in the batch, in the order of tags
-        self.suspects: list[int] = []  # the channel was closed because of one of them
+        self.suspects: list[int] = []  # one of these events made the server close the channel
         self.is_answered = False
         self._places = {str(event.id): place for place, event in enumerate(events)}
 
-    @property
-    def unsettled(self) -> list[int]:
-        return [place for place, result in enumerate(self.results) if result is None]
-
-    def on_ack(self, tag: int, multiple: bool) -> None:
-        self._settle(tag, multiple, Sent())
-
-    def on_nack(self, tag: int, multiple: bool) -> None:
-        self._settle(tag, multiple, Failed("RabbitMQ did not keep it (basic.nack): its queue is full or unavailable."))
+    def on_confirm(self, result: Result, tag: int, multiple: bool) -> None:
+        """Note the result of one message, or of all messages up to this one."""
+        self.is_answered = True
+        for one in list(takewhile(lambda waiting: waiting <= tag, self.waiting)) if multiple else [tag]:
+            place = self.waiting.pop(one)
+            self.results[place] = self.results[place] or result
 
     def on_return(self, error: AMQPError, exchange: str, routing_key: str, message: Message) -> None:
-        """Comes before the ack of the same message, which then means only that it was dealt with."""
+        """Fail an event without a queue. The ack of the same message comes later and then does not mean Sent."""
         self.is_answered = True
         place = self._places[message.properties["message_id"]]
         self.results[place] = Failed(
-            f"Nothing is bound to exchange {exchange!r} for routing key {routing_key!r}: {_words(error)}"
+            f"No queue is bound to exchange {exchange!r} for routing key {routing_key!r}: {_words(error)}"
         )
 
     def on_channel_closed(self, error: ChannelError, places: Sequence[int]) -> None:
@@ -153,22 +150,15 @@ class _Batch:
             return
         kind = Refused if isinstance(error, PreconditionFailed) else Failed
         for place in unsettled:
-            self.results[place] = kind(f"RabbitMQ refused it: {_words(error)}")
-
-    def _settle(self, tag: int, multiple: bool, result: Result) -> None:
-        self.is_answered = True
-        tags = list(takewhile(lambda one: one <= tag, self.waiting)) if multiple else [tag]
-        for one in tags:
-            place = self.waiting.pop(one)
-            self.results[place] = self.results[place] or result
+            self.results[place] = kind(f"RabbitMQ rejected it: {_words(error)}")
 
 
 class _Blocked(Exception):
-    """RabbitMQ is short of memory or disk, and reads nothing from those who publish."""
+    """RabbitMQ is short of memory or disk, and reads nothing from publishers."""
 
 
-class _Line:
-    """One connection with one channel. Nothing on it waits for longer than the patience."""
+class _ConfirmChannel:
+    """A connection with one channel in confirm mode. No call waits longer than PATIENCE_SECONDS."""
 
     def __init__(self, address: dict[str, Any]) -> None:
         self.is_blocked = False
@@ -176,19 +166,19 @@ class _Line:
         self._connection = Connection(
             **address,
             login_method="PLAIN",
-            connect_timeout=PATIENCE_SECONDS,
-            heartbeat=0,  # between two batches nobody would answer
-            socket_settings=_SOCKET_SETTINGS,
+            connect_timeout=contract.PATIENCE_SECONDS,
+            heartbeat=0,  # no thread would send heartbeats between two batches
+            socket_settings={TIMEOUT_OPTION: contract.PATIENCE_SECONDS * 1000} if TIMEOUT_OPTION else {},
             client_properties={"connection_name": "celeriac-outbox"},
-            on_blocked=self._on_blocked,
-            on_unblocked=self._on_unblocked,
+            on_blocked=lambda _reason: setattr(self, "is_blocked", True),
+            on_unblocked=lambda: setattr(self, "is_blocked", False),
         )
         try:
             self._connection.connect()
             connected = self._connection.sock
             assert connected is not None
             self._socket = connected
-            self._socket.settimeout(PATIENCE_SECONDS)
+            self._socket.settimeout(contract.PATIENCE_SECONDS)
             self._channel: Any = self._connection.channel()
             self._channel.confirm_select()
         except BaseException:
@@ -197,47 +187,47 @@ class _Line:
         self._incoming = select.poll()
         self._incoming.register(self._socket, select.POLLIN)
 
-    def tell(self, batch: _Batch) -> None:
-        """From now on the channel's answers are about this batch."""
-        self._channel.events["basic_ack"] = {batch.on_ack}
-        self._channel.events["basic_nack"] = {batch.on_nack}
+    def report_to(self, batch: _Batch) -> None:
+        """Pass the channel's answers to this batch from now on."""
+        self._channel.events["basic_ack"] = {partial(batch.on_confirm, Sent())}
+        self._channel.events["basic_nack"] = {partial(batch.on_confirm, Failed(contract.NACKED))}
         self._channel.events["basic_return"] = {batch.on_return}
 
     def write(self, message: Message, exchange: str, routing_key: str) -> int:
-        """Returns the delivery tag that the answer will name: the channel's messages are counted from 1.
+        """Send a message and return the delivery tag of its answer: messages of a channel are counted from 1.
 
-        Not by `basic_publish`: it looks for answers in a way that spins for as long as one has come by half.
+        py-amqp's `basic_publish` is not used: it looks for answers in a loop that spins while one is incomplete.
         """
-        arguments = (0, exchange, routing_key, True, False)  # mandatory: what cannot be routed comes back
+        arguments = (0, exchange, routing_key, True, False)  # mandatory: a message that has no queue comes back
         try:
             self._channel.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
         except OSError:
-            self.read_what_has_come()  # confirms, and perhaps the reason
+            self.read_available()  # confirms, and perhaps the reason
             raise
         self._last_tag += 1
         return self._last_tag
 
-    def read_what_has_come(self) -> None:
-        """Without waiting. With TLS a readable socket may still have nothing for us."""
+    def read_available(self) -> None:
+        """Process the answers that have arrived. With TLS a readable socket may contain no complete answer."""
         while self._incoming.poll(0):
             with suppress(TimeoutError):
                 self.read(0.001)
         self._check()
 
     def read(self, seconds: float) -> None:
-        """One answer."""
+        """Wait for one answer and process it."""
         if seconds <= 0:
             raise TimeoutError
         self._connection.drain_events(timeout=seconds)
         self._check()
 
     def say_goodbye(self) -> None:
-        """Without waiting for an answer, which may never come."""
-        with suppress(*GONE):
+        """Tell RabbitMQ that the connection ends, without waiting for an answer that may never come."""
+        with suppress(*CONNECTION_ERRORS):
             self._connection.send_method(spec.Connection.Close, "BsBB", (0, "", 0, 0))
 
     def drop(self) -> None:
-        with suppress(OSError):  # py-amqp has closed it, if RabbitMQ said goodbye
+        with suppress(OSError):  # py-amqp closes the socket by itself if RabbitMQ closed the connection
             self._socket.settimeout(0)  # with TLS, closing would wait for the other side
         self._connection.collect()
 
@@ -245,25 +235,13 @@ class _Line:
         if self.is_blocked:
             raise _Blocked
 
-    def _on_blocked(self, _reason: str) -> None:
-        self.is_blocked = True
-
-    def _on_unblocked(self) -> None:
-        self.is_blocked = False
-
-
-# py-amqp's own limit of one second is less than RabbitMQ may pause a busy publisher for
-_SOCKET_SETTINGS: Final = {
-    getattr(socket, name): PATIENCE_SECONDS * 1000 for name in ("TCP_USER_TIMEOUT",) if hasattr(socket, name)
-}
-
 
 def _address(url: str) -> dict[str, Any]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "localhost", parts.port
-    except ValueError:  # its words may hold a piece of the password
-        raise ValueError("its host or port cannot be read") from None
+    except ValueError:  # its message may contain a part of the password
+        raise ValueError("its host or port is invalid") from None
     if parts.scheme not in ("amqp", "amqps"):
         raise ValueError("it does not begin with amqp:// or amqps://")
     is_tls = parts.scheme == "amqps"
@@ -278,7 +256,7 @@ def _address(url: str) -> dict[str, Any]:
 
 def _message(event: ClaimedEvent) -> Message:
     return Message(
-        json.dumps(event.payload, ensure_ascii=False).encode(),
+        json_bytes(event.payload),
         content_type="application/json",
         content_encoding="utf-8",
         delivery_mode=2,  # persistent
@@ -288,17 +266,17 @@ def _message(event: ClaimedEvent) -> Message:
 
 
 def _refusal(event: ClaimedEvent) -> Refused | None:
-    if found := ADDRESSES & event.headers.keys():
-        return Refused(f"The header {min(found)} would choose where the event goes; that is the destination's affair.")
+    if found := ROUTING_HEADERS & event.headers.keys():
+        return Refused(f"The header {min(found)} would change where the event goes: remove it.")
     try:
         size = len(dumps("F", (dict(event.headers),)))
     except (struct.error, AMQPError, RecursionError):
-        return Refused("Its headers are not such as AMQP knows: names of up to 255 bytes, numbers of up to 64 bits.")
-    return Refused(f"Its headers have {size} bytes; {HEADERS_LIMIT} fit.") if size > HEADERS_LIMIT else None
+        return Refused("AMQP cannot carry its headers: names have at most 255 bytes, integers at most 64 bits.")
+    return Refused(f"Its headers have {size} bytes; at most {HEADERS_LIMIT} fit.") if size > HEADERS_LIMIT else None
 
 
 def _words(error: Exception) -> str:
-    """Nothing here holds an address: RabbitMQ names users, vhosts and exchanges, the system names errors."""
+    """Return the reason. It contains no address: RabbitMQ names only users, vhosts and exchanges."""
     match error:
         case _Blocked():
             return "it is short of memory or disk (connection.blocked)"

@@ -1,33 +1,40 @@
-"""What a publisher promises. `tests/outbox/publishers/` holds every publisher to it.
+"""What a publisher promises. tests/outbox/publishers/test_contract.py holds every publisher to it.
 
-`publish` gets events of one destination and returns one result for each, in the same order. `Sent` only after the
-destination has confirmed. It returns within its own time limits, well below a lease (what it did not get to is
-`NotTried`), and raises nothing but `DestinationDown`: nobody answered, what has arrived is not known, and all of it may
-be sent again. Events need not arrive in the order of the batch: those that must wait for each other have an
-`ordering_key`, and a batch holds one of them at most (P20). A constructor opens nothing; ValueError is the only thing
-that it raises, in a sentence that does not show the address.
+`publish` gets events of one destination and returns one result for each, in the same order. `Sent` means that the
+destination has confirmed the event. `publish` returns within its own time limits, well below a lease; an event that it
+had no time for is `NotTried`. It raises nothing but `DestinationDown`: the destination gave no answer, and any of the
+events may have arrived, so all are sent again. Events may arrive in any order: those that must keep an order have an
+`ordering_key`, and a batch contains at most one event per key.
+
+A constructor opens nothing. It may raise ValueError, with a message that does not show the address.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from models.errors import CeleriacError
 from outbox.lease import ClaimedEvent
 
+PATIENCE_SECONDS: Final = 3  # how long a publisher waits for a silent server
+BATCH_SECONDS: Final = 15  # for a batch whose confirms arrive slowly
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+NACKED: Final = "RabbitMQ did not accept it (basic.nack): its queue is full or unavailable."
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """It has arrived. `external_id` is the destination's own name for it, if it gave one."""
+    """The event has arrived. `external_id` is the id that the destination gave it, if any."""
 
     external_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It has not arrived, or nobody knows; it is worth another attempt."""
+    """The event has not arrived, or it is unknown whether it has; another attempt may help."""
 
     error: str
     retry_after_seconds: float | None = None  # as the destination asked for; at most a day
@@ -35,32 +42,41 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It will never arrive as it is; an operator must look."""
+    """The event will never arrive as it is; an operator must act."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotTried:
-    """Its turn did not come, or nobody said what became of it: it is given back as it was."""
+    """There was no time for the event, or no answer about it: it is released, and no attempt is counted."""
 
 
 Result = Sent | Failed | Refused | NotTried
 
 
 class DestinationDown(CeleriacError):
-    """The destination does not answer."""
+    """The destination is unreachable.
+
+    The server of a destination is stopped, does not answer in time, or rejects the login.
+    """
 
     code = "destination_down"
+    remedy = "Start the server, or correct its address in OUTBOX_DESTINATIONS. The relay tries again by itself."
     http_status = 503
     exit_code = 3
 
 
 class Publisher(Protocol):
-    """One open way to one destination. Used by one thread at a time."""
+    """A client of one destination. It is used by one thread at a time."""
 
-    is_slow: ClassVar[bool]  # its calls may take seconds, so leases are renewed around them
+    is_slow: ClassVar[bool]  # a call may take seconds, so leases are renewed before it
 
     def publish(self, events: Sequence[ClaimedEvent]) -> Sequence[Result]: ...
 
     def close(self) -> None: ...
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return compact JSON. An unpaired surrogate has no UTF-8; it becomes the escape that JSON has for it."""
+    return _encode(value).encode("utf-8", "backslashreplace")

@@ -1,11 +1,12 @@
-"""POSTs to one address: guarded, signed, limited in size and time. Webhooks and the stages of workflows send them.
+"""POST requests to one address: guarded, signed, limited in size and time. Webhooks and workflow stages use them.
 
-A request ends with an `Answer`, whatever its status; with `NoAnswer`, and nobody knows whether it has arrived; or with
-`NotAsked`, because the address is forbidden (`address_guard`) or cannot be used: waiting changes nothing there.
+A request ends in one of three ways. `Answer`: the server answered, with any status. `NoAnswer`: it is unknown whether
+the request has arrived. `NotAsked`: nothing was sent, because the address is forbidden (address_guard.py) or cannot be
+used; waiting does not change that.
 
-An answer that comes too late is none, and the request is sent again; `Idempotency-Key` is the same then. With a secret,
-`Celeriac-Signature: v1=HEX` is the HMAC-SHA256 of "ID.TIMESTAMP." and the body. Redirects are never followed: they
-could lead anywhere. No sentence shows more of the address than scheme, host and port: the rest may hold tokens.
+An answer that comes too late counts as no answer. The request is then sent again with the same `Idempotency-Key`. With
+a secret, `Celeriac-Signature: v1=HEX` is the HMAC-SHA256 of "ID.TIMESTAMP." and the body. Redirects are never followed:
+they could lead anywhere. No message shows more of the address than scheme, host and port: the rest may contain tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Final
@@ -30,8 +31,10 @@ import httpx2
 
 from outbox.publishers.address_guard import ForbiddenAddress, GuardedNetwork, Resolve, look_up
 
+Pool = httpcore2.AsyncConnectionPool
+Client = tuple[asyncio.Runner, GuardedNetwork, Pool]  # open between calls
 AT_ONCE: Final = 16
-BODY_LIMIT: Final = 64 * 1024  # of an answer; a connection whose answer is longer is closed, not read to its end
+BODY_LIMIT: Final = 64 * 1024  # bytes of an answer; if it is longer, the connection is closed
 TEXT_LIMIT: Final = 200
 DAY_SECONDS: Final = 86_400.0
 TRY_AGAIN: Final = {408, 425, 429, *range(500, 600)}
@@ -39,26 +42,26 @@ DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 TRACEPARENT: Final = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 HTTP_ERRORS: Final = (OSError, httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException)
 
-# At DEBUG it writes down what servers answer, and an answer may repeat the tokens of the request.
+# At DEBUG level httpcore2 logs what servers answer, and an answer may repeat the tokens of the request.
 logging.getLogger("httpcore2").setLevel(logging.INFO)
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The time limits. A batch may take batch_seconds + request_seconds, which is well below a lease."""
+    """The time limits. A batch takes at most batch_seconds + request_seconds, which is well below a lease."""
 
     connect_seconds: float = 3.0
     request_seconds: float = 10.0  # from the look-up of the name to the last byte of the answer
-    batch_seconds: float = 20.0  # what has not begun by then is not tried
-    keep_seconds: float = 2.0  # an idle connection; servers hang up after 5 s, and a request must not cross that
+    batch_seconds: float = 20.0  # no request of a batch starts later
+    keep_seconds: float = 2.0  # for an idle connection; many servers close it after 5 s, perhaps just as we write
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What somebody said; of what is too long, its beginning."""
+    """The answer of a server. A body that is too long is cut off."""
 
     status: int
-    headers: Mapping[bytes, bytes]  # by their names in small letters
+    headers: Mapping[bytes, bytes]  # by name, in lower case
     body: bytes
     is_too_long: bool = False
     is_broken_off: bool = False
@@ -70,104 +73,91 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """Nobody knows whether it has arrived."""
+    """It is unknown whether the request has arrived."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotAsked:
-    """Nothing was sent, and nothing will be until somebody corrects the address."""
+    """Nothing was sent, and nothing can be until an operator corrects the address."""
 
     reason: str
 
 
+@dataclass(repr=False, eq=False)
 class Poster:
-    """One address. Not to be called from a coroutine, since it runs its own event loop.
+    """Send requests to one address. It runs its own event loop, so do not call it from a coroutine.
 
-    asyncio, because only there one line limits a whole request: threads have a limit for each read, and a server that
-    sends a byte per second never meets it. The loop outlives a call, and with it the connections. And httpcore2, the
-    engine of httpx2, because a client on top of it knows cookies, redirects, proxies from the environment and a log of
-    addresses, all of which would have to be switched off.
+    It uses asyncio because `asyncio.timeout` limits a whole request. A blocking socket limits each read only, and a
+    server that sends one byte per second never exceeds that. The loop lives on between calls, and with it the
+    connections. It uses httpcore2, the layer below httpx2, because the client on top has cookies, redirects, proxies
+    from the environment and a log of addresses, all of which would have to be switched off.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        path: str = "",  # to be added to the address, and no secret
-        secret: str | None = None,
-        bearer: str | None = None,
-        allow_private: bool = False,
-        allow_http: bool = False,
-        patience: Patience | None = None,
-        body_limit: int = BODY_LIMIT,
-        resolve: Resolve = look_up,
-        ssl_context: ssl.SSLContext | None = None,
-    ) -> None:
-        self.patience = patience or Patience()
-        self.body_limit = body_limit
-        self.allow_private = allow_private
-        self.resolve = resolve
-        self.ssl_context = ssl_context
-        self._secret = secret
-        self._bearer = bearer
-        self._line: _Line | None = None
-        self._url = _parsed(_joined(url, path))
-        self._hidden = _hidden(_parsed(url), bearer or "")
-        self.objection = _objection(self._url, secret, allow_http=allow_http)
+    url: str
+    _: KW_ONLY
+    path: str = ""  # appended to the address; not a secret
+    secret: str | None = None
+    bearer: str | None = None
+    allow_private: bool = False
+    allow_http: bool = False
+    patience: Patience = Patience()
+    body_limit: int = BODY_LIMIT
+    resolve: Resolve = look_up
+    ssl_context: ssl.SSLContext | None = None
+    _client: Client | None = None
+
+    def __post_init__(self) -> None:
+        self._url = _parsed(_joined(self.url, self.path))
+        self._hidden = _hidden(_parsed(self.url), self.bearer or "")
+        self.objection = _objection(self._url, self.secret, allow_http=self.allow_http)
 
     def post(self, body: bytes, *, key: str, traceparent: object = None) -> Answer | NoAnswer | NotAsked:
-        """One request, and its answer."""
+        """Send one request and return its answer."""
         if self.objection:
             return NotAsked(self.objection)
-        line = self._open()
-        return line.runner.run(self._send(line.pool, body, key, traceparent))
+        runner, _, pool = self._open()
+        return runner.run(self._send(pool, body, key, traceparent))
 
     def close(self) -> None:
-        line, self._line = self._line, None
-        if line:
+        client, self._client = self._client, None
+        if client:
+            runner, network, pool = client
             try:
-                line.runner.run(line.pool.aclose())
+                runner.run(pool.aclose())
             finally:
-                line.runner.close()
-                line.network.close()
+                runner.close()
+                network.close()
 
     @property
     def origin(self) -> str:
-        """What may be shown of the address."""
+        """Return the part of the address that may be shown."""
         host = self._url.netloc.decode().removesuffix(f":{self._url.port}")
         return f"{self._url.scheme}://{host}:{self._url.port or DEFAULT_PORTS[self._url.scheme]}"
 
     def shown(self, raw: bytes) -> str:
-        """What somebody else wrote, fit for a log: one short printable line that does not repeat our tokens."""
+        """Return text from a server in a form fit for a log: one short printable line without our tokens."""
         printable = "".join(one if one.isprintable() else " " for one in raw.decode(errors="replace"))
         return self._hidden.sub("…", " ".join(printable.split()))[:TEXT_LIMIT]
 
-    def _open(self) -> _Line:
-        if self._line is None:
+    def _open(self) -> Client:
+        if self._client is None:
             network = GuardedNetwork(allow_private=self.allow_private, resolve=self.resolve)
-            needs_tls = self._url.scheme == "https"
-            pool = httpcore2.AsyncConnectionPool(
-                ssl_context=self.ssl_context or (_tls() if needs_tls else None),
+            pool = Pool(
+                ssl_context=self.ssl_context or (_tls() if self._url.scheme == "https" else None),
                 max_connections=AT_ONCE,
                 keepalive_expiry=self.patience.keep_seconds,
                 network_backend=network,
             )
-            self._line = _Line(asyncio.Runner(loop_factory=asyncio.new_event_loop), network, pool)
-        return self._line
+            self._client = (asyncio.Runner(loop_factory=asyncio.new_event_loop), network, pool)
+        return self._client
 
-    async def _send(
-        self, pool: httpcore2.AsyncConnectionPool, body: bytes, key: str, traceparent: object
-    ) -> Answer | NoAnswer | NotAsked:
+    async def _send(self, pool: Pool, body: bytes, key: str, traceparent: object) -> Answer | NoAnswer | NotAsked:
+        url = self._url
         request = pool.stream(
             "POST",
-            httpcore2.URL(
-                scheme=self._url.raw_scheme,
-                host=self._url.raw_host,
-                port=self._url.port,
-                target=self._url.raw_path,
-            ),
+            httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
             headers=self._headers(body, key, traceparent),
             content=body,
             extensions={"timeout": {"connect": self.patience.connect_seconds}},
@@ -195,7 +185,7 @@ class Poster:
         return Answer(answer.status, headers, text[: self.body_limit], len(text) > self.body_limit, is_broken_off)
 
     def _headers(self, body: bytes, key: str, traceparent: object) -> dict[bytes | str, bytes | str]:
-        timestamp = int(time.time())  # the wall clock: receivers refuse old requests by it, we decide nothing
+        timestamp = int(time.time())  # the wall clock: receivers use it to reject old requests
         headers: dict[bytes | str, bytes | str] = {
             "Host": self._url.netloc,
             "Content-Type": "application/json",
@@ -204,11 +194,11 @@ class Poster:
             "Celeriac-Event-Id": key,
             "Celeriac-Timestamp": str(timestamp),
         }
-        if self._secret is not None:
+        if self.secret is not None:
             signed = f"{key}.{timestamp}.".encode() + body
-            headers["Celeriac-Signature"] = f"v1={hmac.digest(self._secret.encode(), signed, 'sha256').hex()}"
-        if self._bearer:
-            headers["Authorization"] = f"Bearer {self._bearer}"
+            headers["Celeriac-Signature"] = f"v1={hmac.digest(self.secret.encode(), signed, 'sha256').hex()}"
+        if self.bearer:
+            headers["Authorization"] = f"Bearer {self.bearer}"
         elif self._url.userinfo:
             headers["Authorization"] = f"Basic {_credentials(self._url)}"
         if isinstance(traceparent, str) and TRACEPARENT.fullmatch(traceparent):
@@ -225,24 +215,15 @@ class Poster:
                     cause = cause.__cause__
                 return f"no connection: {self.shown(str(cause).encode())}"
             case TimeoutError():
-                return f"nothing within {self.patience.request_seconds:g} s"
+                return f"no answer within {self.patience.request_seconds:g} s"
             case httpcore2.ProtocolError():  # its text would repeat what the server sent
-                return "it hung up without an answer, or does not speak HTTP"
+                return "it closed the connection without an answer, or does not speak HTTP"
             case _:
-                return "the connection broke"
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """What is open between two calls."""
-
-    runner: asyncio.Runner
-    network: GuardedNetwork
-    pool: httpcore2.AsyncConnectionPool
+                return "the connection was lost"
 
 
 def retry_after_seconds(value: bytes, *, now: float) -> float | None:
-    """The wait that a server asks for, in seconds or until a date; at most a day. None if that is nonsense."""
+    """Return the wait that a Retry-After header asks for, at most a day, or None if the header is invalid."""
     text = value.decode("latin-1").strip()
     if re.fullmatch("[0-9]{1,9}", text):
         return min(float(text), DAY_SECONDS)
@@ -255,12 +236,12 @@ def retry_after_seconds(value: bytes, *, now: float) -> float | None:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Made once: the pool would read all certificates of the system for each connection."""
+    """Return a shared context: the pool would read all certificates of the system for each connection."""
     return httpcore2.default_ssl_context()
 
 
 def _joined(url: str, path: str) -> str:
-    """The path goes before the query."""
+    """Return the address with a path inserted before its query."""
     address, mark, query = url.partition("?")
     return f"{address.rstrip('/')}{path}{mark}{query}" if path else url
 
@@ -273,15 +254,15 @@ def _parsed(url: str) -> httpx2.URL:
 
 
 def _objection(url: httpx2.URL, secret: str | None, *, allow_http: bool) -> str | None:
-    """Why nothing can be sent at all, or None. Said for each event, because a row must not stop the relay."""
+    """Return why the address cannot be used, or None. This must not stop the relay, so it is not an exception."""
     if not url.host or url.scheme not in DEFAULT_PORTS:
-        return "The destination's address is no https:// address with a host."
+        return "The destination's address must be an https:// address with a host."
     if url.port is not None and not 0 < url.port < 65536:
-        return f"The destination's address has the port {url.port}, and there is none."
+        return f"The destination's address has port {url.port}; ports are 1 to 65535."
     if url.scheme == "http" and not allow_http:
-        return "The destination's address is http://, which anybody may read on the way: use https://, or allow_http=1."
+        return "The destination's address is http://, which is not encrypted: use https://, or add allow_http=1."
     if secret == "":
-        return "The destination's secret is empty: anybody could sign with it."
+        return "The destination's secret is empty: set one, or leave it out to send unsigned requests."
     return None
 
 
@@ -290,9 +271,9 @@ def _credentials(url: httpx2.URL) -> str:
 
 
 def _hidden(url: httpx2.URL, *more: str) -> re.Pattern[str]:
-    """The parts of an address that may be tokens, to be found in what a server says: error pages like to repeat them.
+    """Return a pattern of the parts of an address that may be tokens: error pages of servers often repeat them.
 
-    Shorter parts than four letters are words, not secrets.
+    Parts of fewer than four characters are not secrets.
     """
     target = url.raw_path.decode()
     parts = {target, target.partition("?")[0], url.path, *re.split("[/?&=;,]", target), *url.path.split("/")}

@@ -1,8 +1,8 @@
-"""Wake-ups as records of KAFKA_TOPIC, for INGEST_QUEUE=kafka. A record is {"ids": […]} and nothing else (P4).
+"""Publish wake-ups as records of KAFKA_TOPIC, for INGEST_QUEUE=kafka. A record is {"ids": […]} and nothing else.
 
-Wake-ups that are published together become one record as they become one message of Celery. A wake-up that Kafka does not
-take is not its own fault: a topic that is missing, too few replicas, no right to write. All of them wait then, as for a
-Kafka that is away, and none dies of it (P19).
+Wake-ups that are published together become one record, as they become one message of Celery. If Kafka accepts none of
+them, the cause is not a wake-up but the topic: it is missing, has too few replicas, or must not be written. They then
+wait as for an unreachable Kafka, and none becomes DEAD.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from outbox.lease import ClaimedEvent
-from outbox.publishers.celery import INGEST, Message, messages
+from outbox.publishers.celery import INGEST, messages
 from outbox.publishers.contract import DestinationDown, Failed, Refused, Result
 from outbox.publishers.kafka import KafkaPublisher
 from settings import Settings
 
+_WRONG: Final = 'The event is not a wake-up, which is {"type": text, "ids": [text, …]}.'
+
 
 class KafkaWakeups:
-    """The wake-ups of one queue. All queues share the topic: the guard knows whose a task is."""
+    """Publish the wake-ups of one queue. All queues share the topic: the claim finds the queue of a task."""
 
     is_slow: ClassVar[bool] = False
 
@@ -38,14 +40,19 @@ class KafkaWakeups:
 
     def publish(self, events: Sequence[ClaimedEvent]) -> Sequence[Result]:
         if self.queue not in self.queues:
-            return [Refused(f"There is no queue {self.queue!r}; INGEST_QUEUES names the queues.")] * len(events)
+            return [Refused(f"There is no queue {self.queue!r}: INGEST_QUEUES names the queues.")] * len(events)
         results: list[Result] = [Refused(_WRONG)] * len(events)
         wakeups = [message for message in messages(events) if message.task == INGEST]
         if not wakeups:
             return results
-        told = self.kafka.publish([_record(events, wakeup) for wakeup in wakeups])
+        firsts = [events[wakeup.places[0]] for wakeup in wakeups]
+        records = [
+            replace(first, payload={"ids": wakeup.args[0]}, headers={}, ordering_key=None)
+            for first, wakeup in zip(firsts, wakeups, strict=True)
+        ]
+        told = self.kafka.publish(records)
         for wakeup, result in zip(wakeups, told, strict=True):
-            wakeup.tell(results, result)
+            wakeup.set_result(results, result)
         failures = [result for result in told if isinstance(result, Failed)]
         if len(failures) == len(told):
             raise DestinationDown(failures[0].error)
@@ -53,11 +60,3 @@ class KafkaWakeups:
 
     def close(self) -> None:
         self.kafka.close()
-
-
-_WRONG: Final = 'A wake-up is {"type": text, "ids": [text, …]}; this event is none.'
-
-
-def _record(events: Sequence[ClaimedEvent], wakeup: Message) -> ClaimedEvent:
-    """In the name of the first of its events."""
-    return replace(events[wakeup.places[0]], payload={"ids": wakeup.args[0]}, headers={}, ordering_key=None)

@@ -1,6 +1,6 @@
-"""The lease protocol is tested on the embedded PostgreSQL and on another version, where there is one.
+"""Fixtures of the outbox. Tests with `outbox` run on the embedded PostgreSQL and, if there is one, on another version.
 
-Tests that take `stack` or `database` instead of `outbox` run on the embedded one alone.
+Tests with `stack` or `database` instead run on the embedded one only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.servers import Cluster, ServersOfTests
 
 @pytest.fixture(scope="session")
 def engine_of_outbox(each_postgres: Cluster) -> Iterator[Engine]:
-    """Its connections do not wait for locks without end: where a statement should not wait, it fails soon."""
+    """An engine whose statements do not wait for a lock for long: an unexpected wait fails the test."""
     url = make_url(each_postgres.url(each_postgres.migrated)).update_query_dict({"options": "-c lock_timeout=5s"})
     engine = make_engine(url.render_as_string(hide_password=False), pool_size=10)
     yield engine

@@ -1,4 +1,4 @@
-"""What tests of the outbox do to the ledger and read from the broker."""
+"""Write and read events of the ledger, and read messages from the broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAKEUP = "celery:ingest"
 
 
 def insert(destination: str, count: int = 1, **columns: Any) -> list[int]:
-    """Plain INSERTs, as any program may write them."""
+    """Insert events with plain SQL, as any program may do. Return their ids."""
     names = "".join(f", {name}" for name in columns)
     values = "".join(f", :{name}" for name in columns)
     statement = sql(f"""
@@ -42,7 +42,7 @@ def audits() -> Counter[str]:
 
 
 def woken(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
-    """The ids of every message that waits in the broker."""
+    """Return the ids in each message that waits in the broker."""
     with redis.Redis.from_url(stack.addresses["BROKER_URL"], decode_responses=True) as client:
         keys = [key for key in client.keys(f"celeriac:{queue}*") if key.partition("\x06")[0] == f"celeriac:{queue}"]
         messages = [json.loads(body) for key in keys for body in client.lrange(key, 0, -1)]
@@ -50,7 +50,7 @@ def woken(stack: ServersOfTests, queue: str = "ingest") -> list[list[str]]:
 
 
 def arrived(stack: ServersOfTests) -> Counter[str]:
-    """How often each id was woken."""
+    """Return how often each id is in a message of the broker."""
     return Counter(one for ids in woken(stack) for one in ids)
 
 

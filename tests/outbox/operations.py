@@ -1,4 +1,4 @@
-"""What a holder may do with its rows, in one shape, so that one test can ask the same of all five."""
+"""The five operations of a lease holder in one shape, so that one test can check all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEXT_ATTEMPT = datetime(2100, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Operation:
-    """One of the five, with values that do not matter."""
+    """One operation, with arbitrary values."""
 
     name: str
     one: Callable[[Db, int, str, uuid.UUID | None], bool]

@@ -1,4 +1,4 @@
-"""A destination that does what a test says, and what the relay counted."""
+"""A destination that a test controls, and the counts of the audit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outbox.relay import Relay
 
 @dataclass
 class Scripted:
-    """A destination that does what the test says, and remembers what it was given."""
+    """A publisher whose results come from the test. It remembers the ids of the events it got."""
 
     is_slow: ClassVar[bool] = False
     answer: Callable[[ClaimedEvent], Result] = lambda _event: Sent()
@@ -32,12 +32,12 @@ class Scripted:
 
 def scripted(relay: Relay, name: str, answer: Callable[[ClaimedEvent], Result], **how: bool) -> Scripted:
     publisher = Scripted(answer)
-    relay._destinations[name] = Destination(publisher, **how)
+    relay._destinations.by_name[name] = Destination(publisher, **how)
     return publisher
 
 
-def flushed() -> Counter[str]:
-    """What `outbox_flush_total` says, by code."""
+def audit_counts() -> Counter[str]:
+    """Return the metric `outbox_flush_total`, by code."""
     (family,) = metrics.OUTBOX_FLUSH_TOTAL.collect()
     samples = [sample for sample in family.samples if sample.name.endswith("_total")]
     return Counter({sample.labels["code"]: int(sample.value) for sample in samples})

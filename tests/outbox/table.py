@@ -1,4 +1,4 @@
-"""The outbox as a test holds it: rows written and read by hand, connections by name, the clock moved."""
+"""The table `outbox_event` in a test: write and read rows, open connections, move the clock, wait for locks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAITING = sql("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted AND pi
 
 @dataclass
 class OutboxTable:
-    """The outbox of one PostgreSQL."""
+    """The outbox of one PostgreSQL server."""
 
     cluster: Cluster
     engine: Engine
@@ -33,12 +33,11 @@ class OutboxTable:
 
     def empty(self) -> None:
         with self.cluster.superuser.begin() as connection:
-            connection.execute(
-                sql("DELETE FROM ledger.outbox_event; DELETE FROM ledger.ledger_clock")
-            )  # a third of a TRUNCATE
+            # faster than TRUNCATE
+            connection.execute(sql("DELETE FROM ledger.outbox_event; DELETE FROM ledger.ledger_clock"))
 
     def close(self) -> None:
-        """A test that failed may have left statements waiting for each other: they are ended first."""
+        """Close everything. Statements that a failed test left waiting for each other are ended first."""
         if not all(future.done() for future in self._futures):
             with self.cluster.superuser.begin() as connection:
                 connection.execute(
@@ -50,7 +49,7 @@ class OutboxTable:
             connection.close()
 
     def connect(self, **server_settings: str) -> Connection:
-        """A connection that is closed at the end of the test, with settings of its own."""
+        """Return a connection with its own settings. It is closed at the end of the test."""
         connection = self._opened(self.engine.connect())
         if server_settings:
             connection.detach()
@@ -92,7 +91,7 @@ class OutboxTable:
             return list(connection.execute(sql(insert), {**values, "n": count}).scalars())
 
     def change(self, outbox_id: int, changes: str, connection: Connection | None = None, **values: Any) -> None:
-        """As an operator would, by hand; on a connection of the caller's it is not committed."""
+        """Update a row. On a given connection the update is not committed."""
         update = sql(f"UPDATE ledger.outbox_event SET {changes} WHERE id = :id")
         if connection is not None:
             connection.execute(update, {"id": outbox_id, **values})
@@ -113,14 +112,14 @@ class OutboxTable:
         return future
 
     def wait_until_blocked(self, *connections: Connection) -> None:
-        """Until every one of them waits for a lock."""
+        """Wait until every connection waits for a lock."""
         pids = [pid(connection) for connection in connections]
         deadline = time.monotonic() + 20
         while True:
             with self.cluster.superuser.connect() as watcher:
                 if watcher.execute(WAITING, {"pids": pids}).scalar_one() == len(pids):
                     return
-            assert time.monotonic() < deadline, "nobody waits"
+            assert time.monotonic() < deadline, "a connection does not wait for a lock"
             time.sleep(0.001)
 
     def _opened(self, connection: Connection) -> Connection:
@@ -129,7 +128,7 @@ class OutboxTable:
 
 
 def pid(connection: Connection) -> int:
-    """The server's process, known without asking a connection that is busy."""
+    """Return the id of the server process without using the connection, which may be busy."""
     found: int = connection.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
     return found
 

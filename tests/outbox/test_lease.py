@@ -1,4 +1,4 @@
-"""The lease functions one by one: what each asks of a row, what it writes, what it answers."""
+"""The lease functions one by one: which rows each may change, what it writes, what it returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECOND = timedelta(seconds=1)
 
 @pytest.fixture(params=["connection", "session"])
 def either(request: pytest.FixtureRequest, outbox: OutboxTable) -> Iterator[Db]:
-    """What a caller may hand over: a connection or a session."""
+    """A connection or a session: callers may pass either."""
     if request.param == "connection":
         yield outbox.connect()
     else:
@@ -42,13 +42,13 @@ def either(request: pytest.FixtureRequest, outbox: OutboxTable) -> Iterator[Db]:
 
 
 def token_of(db: Db, worker: str = "me", **options: Any) -> uuid.UUID:
-    """Claims everything."""
+    """Claim all events and return their token."""
     (token,) = {event.lease_token for event in claim_outbox(db, worker, limit=1000, **options)}
     return token
 
 
 @pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without"])
-def test_a_sent_event_keeps_no_trace_of_its_failures_and_no_lease(
+def test_a_sent_event_keeps_no_error_no_retry_time_and_no_lease(
     outbox: OutboxTable, either: Db, with_token: bool
 ) -> None:
     event = outbox.add(status="RETRYING", attempt_count=2, next_retry_at=outbox.later(-1), last_error="refused")
@@ -63,7 +63,7 @@ def test_a_sent_event_keeps_no_trace_of_its_failures_and_no_lease(
 
 
 @pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without"])
-def test_a_failed_event_waits_until_the_time_that_its_caller_computed(
+def test_a_failed_event_is_not_claimed_before_the_time_that_its_caller_computed(
     outbox: OutboxTable, db: Connection, with_token: bool
 ) -> None:
     event = outbox.add(attempt_count=3)
@@ -81,7 +81,7 @@ def test_a_failed_event_waits_until_the_time_that_its_caller_computed(
 
 
 @pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without"])
-def test_an_event_that_dies_of_its_tenth_failure_reads_ten(
+def test_an_event_that_dies_of_its_tenth_failure_has_attempt_count_ten(
     outbox: OutboxTable, db: Connection, with_token: bool
 ) -> None:
     event = outbox.add(status="RETRYING", attempt_count=9, next_retry_at=outbox.later(-1))
@@ -96,7 +96,7 @@ def test_an_event_that_dies_of_its_tenth_failure_reads_ten(
 
 @pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without"])
 @pytest.mark.parametrize("seconds", [7.5, 60, 86_400 * 3])
-def test_a_lease_is_renewed_by_its_own_length_from_now_and_does_not_grow(
+def test_renewing_extends_a_lease_by_its_own_length_from_now_and_never_beyond(
     outbox: OutboxTable, db: Connection, seconds: float, with_token: bool
 ) -> None:
     event = outbox.add()
@@ -113,7 +113,7 @@ def test_a_lease_is_renewed_by_its_own_length_from_now_and_does_not_grow(
 
 
 @pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without"])
-def test_a_released_event_is_as_it_was_and_anybodys_at_once(
+def test_a_released_event_is_unchanged_and_can_be_claimed_at_once(
     outbox: OutboxTable, db: Connection, with_token: bool
 ) -> None:
     event = outbox.add(status="RETRYING", attempt_count=2, next_retry_at=outbox.later(-1), last_error="refused")
@@ -127,15 +127,15 @@ def test_a_released_event_is_as_it_was_and_anybodys_at_once(
 
 @each_operation
 @pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without"])
-def test_whoever_does_not_hold_the_row_is_told_so_and_changes_nothing(
+def test_a_worker_that_does_not_hold_the_row_gets_false_and_changes_nothing(
     outbox: OutboxTable, db: Connection, operation: Operation, with_token: bool
 ) -> None:
     lost = {
-        "taken over": "locked_by = 'you', lease_token = gen_random_uuid()",
-        "under another name": "locked_by = 'you'",
+        "reclaimed": "locked_by = 'you', lease_token = gen_random_uuid()",
+        "held under another name": "locked_by = 'you'",
         "sent": "status = 'SENT', sent_at = ledger.ledger_now(), lease_token = NULL, lease_until = NULL",
         "dead": "status = 'DEAD', lease_token = NULL, lease_until = NULL",
-        "given back": "locked_by = NULL, locked_at = NULL, lease_token = NULL, lease_until = NULL",
+        "released": "locked_by = NULL, locked_at = NULL, lease_token = NULL, lease_until = NULL",
     }
     events = dict(zip(outbox.add_many(len(lost)), lost, strict=True))
     token = token_of(db)
@@ -150,7 +150,7 @@ def test_whoever_does_not_hold_the_row_is_told_so_and_changes_nothing(
 
 
 @each_operation
-def test_a_token_of_somebody_else_opens_nothing_even_in_the_holders_name(
+def test_another_token_changes_nothing_even_under_the_holders_name(
     outbox: OutboxTable, db: Connection, operation: Operation
 ) -> None:
     event = outbox.add()
@@ -163,7 +163,7 @@ def test_a_token_of_somebody_else_opens_nothing_even_in_the_holders_name(
 
 
 @each_operation
-def test_a_batch_changes_and_names_the_held_rows_only(outbox: OutboxTable, either: Db, operation: Operation) -> None:
+def test_a_batch_changes_and_returns_only_the_held_rows(outbox: OutboxTable, either: Db, operation: Operation) -> None:
     mine, taken, sent = outbox.add_many(3), outbox.add(), outbox.add()
     token = token_of(either)
     outbox.change(taken, "locked_by = 'you', lease_token = gen_random_uuid()")
@@ -178,7 +178,7 @@ def test_a_batch_changes_and_names_the_held_rows_only(outbox: OutboxTable, eithe
 
 
 @each_operation
-def test_an_empty_batch_is_nothing_and_a_row_named_twice_is_changed_once(
+def test_an_empty_batch_changes_nothing_and_a_row_named_twice_is_changed_once(
     outbox: OutboxTable, db: Connection, operation: Operation
 ) -> None:
     event = outbox.add()
@@ -206,7 +206,7 @@ def test_each_row_of_a_batch_gets_its_own_values(outbox: OutboxTable, db: Connec
 
 @each_operation
 def test_only_the_caller_commits(outbox: OutboxTable, either: Db, operation: Operation) -> None:
-    """A batch is acked in the transaction that also audits it; undone together, the lease is still there."""
+    """A batch is acked in the transaction that also audits it; after a rollback the lease is still held."""
     event = outbox.add()
     token = token_of(either)
     before = outbox.row(event)
@@ -218,7 +218,9 @@ def test_only_the_caller_commits(outbox: OutboxTable, either: Db, operation: Ope
 
 
 @pytest.mark.parametrize("settle", ["retry", "dead"])
-def test_a_long_error_keeps_its_end_where_the_reason_is(outbox: OutboxTable, db: Connection, settle: str) -> None:
+def test_of_a_long_error_the_end_is_kept_because_the_reason_is_there(
+    outbox: OutboxTable, db: Connection, settle: str
+) -> None:
     event = outbox.add()
     token = token_of(db)
     error = "Traceback …\n" + "é" * LAST_ERROR_LIMIT + "the reason"
@@ -232,8 +234,8 @@ def test_a_long_error_keeps_its_end_where_the_reason_is(outbox: OutboxTable, db:
     assert LAST_ERROR_LIMIT == 4000
 
 
-@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b"], ids=["NUL", "half a surrogate pair"])
-def test_a_text_that_postgresql_cannot_hold_does_not_cost_the_batch(
+@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b"], ids=["NUL", "unpaired surrogate"])
+def test_text_that_postgresql_cannot_store_does_not_fail_the_batch(
     outbox: OutboxTable, db: Connection, text: str
 ) -> None:
     acked, retried, dead = (outbox.add_many(2) for _ in range(3))
@@ -250,7 +252,7 @@ def test_a_text_that_postgresql_cannot_hold_does_not_cost_the_batch(
         assert [rows[first]["last_error"], rows[second]["last_error"]] == ["a\N{REPLACEMENT CHARACTER}b", "ok"]
 
 
-def test_a_batch_without_a_token_is_cut_where_the_leases_have_run_out(outbox: OutboxTable, db: Connection) -> None:
+def test_a_batch_without_a_token_skips_rows_whose_lease_has_expired(outbox: OutboxTable, db: Connection) -> None:
     old = outbox.add()
     claim_outbox(db, "me", lease_seconds=30)
     young = outbox.add()
@@ -260,7 +262,7 @@ def test_a_batch_without_a_token_is_cut_where_the_leases_have_run_out(outbox: Ou
     assert ack_sent_many(db, {old: None, young: None}, "me") == {young}
 
 
-def test_a_row_goes_from_holder_to_holder_with_nothing_else_changed(outbox: OutboxTable, db: Connection) -> None:
+def test_reclaiming_a_row_changes_nothing_but_its_lease(outbox: OutboxTable, db: Connection) -> None:
     event = outbox.add(payload={"a": 1}, payload_sha="s", headers='{"h": 1}', ordering_key="k", attempt_count=1)
     before = outbox.row(event)
     first = token_of(db, "me")

@@ -1,4 +1,4 @@
-"""Batches that share rows, given in opposite orders, at the same moment: they queue, and never wait in a wake-up (P14)."""
+"""Concurrent batches that share rows and name them in opposite orders wait for each other and never deadlock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.outbox.table import OutboxTable
 
 ROWS = 30
 THREADS = 4
-# The plan that locks rows as they were given, if nothing says otherwise; and a wake-up is found in 20 ms, not in 1 s.
+# These settings make a plan likely that locks rows in the given order, and find a deadlock in 20 ms instead of 1 s.
 NAIVE = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -33,12 +33,12 @@ Batch = Callable[[Connection, Sequence[int]], object]
 
 
 class Rack:
-    """Threads whose batches are all under way at once, because all need one row that is locked until they wait."""
+    """Run batches in threads at the same time: all need one row, which stays locked until every batch waits for it."""
 
     def __init__(self, outbox: OutboxTable) -> None:
         self.outbox = outbox
         self.gate = outbox.superuser()
-        self.connections = [outbox.superuser() for _ in range(THREADS)]  # only a superuser sets deadlock_timeout
+        self.connections = [outbox.superuser() for _ in range(THREADS)]  # only a superuser may set deadlock_timeout
         for connection in self.connections:
             connection.detach()
             for name, value in NAIVE.items():
@@ -67,7 +67,7 @@ class Rack:
                 raise
             return True
         finally:
-            connection.rollback()  # the rows are held again, for the next round
+            connection.rollback()  # so that the next round finds the rows held
         return False
 
 
@@ -77,14 +77,14 @@ def rack(outbox: OutboxTable) -> Rack:
 
 
 def orders(rng: random.Random, ids: Sequence[int], shared: int) -> list[list[int]]:
-    """One batch per thread, every one with the shared row in its middle: upwards, downwards, and at random."""
+    """Return one batch per thread, ascending, descending and random, each with the shared row in its middle."""
     below, above = [i for i in ids if i < shared], [i for i in ids if i > shared]
     up = [*below, shared, *above]
     mixed = [sorted([shared, *rng.sample(below, 10), *rng.sample(above, 10)], reverse=down) for down in (False, True)]
     return [up, up[::-1], *mixed]
 
 
-def test_a_thousand_overlapping_batches_in_opposite_orders_never_deadlock(
+def test_a_thousand_overlapping_batches_in_opposite_orders_do_not_deadlock(
     outbox: OutboxTable, rack: Rack, db: Connection
 ) -> None:
     ids = outbox.add_many(ROWS)
@@ -101,8 +101,8 @@ def test_a_thousand_overlapping_batches_in_opposite_orders_never_deadlock(
     assert (rack.batches, rack.deadlocks) == (1000, 0)
 
 
-def test_the_rack_does_find_deadlocks_of_statements_that_lock_as_they_are_told(outbox: OutboxTable, rack: Rack) -> None:
-    """Or the test above would prove nothing."""
+def test_the_rack_finds_deadlocks_of_statements_that_lock_in_the_given_order(outbox: OutboxTable, rack: Rack) -> None:
+    """Without this, the test above would prove nothing."""
     ids = outbox.add_many(ROWS)
 
     def batch(connection: Connection, given: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
-"""The protocol as a state machine: workers on real connections do anything in any order, beside a model that is sure.
+"""The lease protocol as a state machine: workers on real connections act in any order and are compared with a model.
 
-Time is moved in whole hours and everything falls due at half hours, so that the seconds a run takes decide nothing.
+The clock moves in whole hours and events become due at half hours, so the seconds that a run takes do not matter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.outbox.table import OutboxTable
 
 NAMES = ("a", "b", "b", "c")  # four connections; two of them are threads of one worker
 DESTINATIONS = ("x", "y")
-LEGAL = {  # what a row may be seen to become; a row is never gone
+LEGAL = {  # the transitions that may be observed; a row is never deleted
     None: {"NEW"},
     "NEW": {"NEW", "RETRYING", "SENT", "DEAD"},
     "RETRYING": {"RETRYING", "SENT", "DEAD"},
@@ -43,12 +43,12 @@ LEGAL = {  # what a row may be seen to become; a row is never gone
 ALL = sql("SELECT * FROM ledger.outbox_event ORDER BY id")
 LOCK = sql("SELECT id FROM ledger.outbox_event WHERE id = ANY(:ids) FOR UPDATE")
 REQUEUE = sql("UPDATE ledger.outbox_event SET status = 'NEW', attempt_count = 0, last_error = NULL WHERE id = :id")
-RESTART = sql("TRUNCATE ledger.outbox_event, ledger_clock RESTART IDENTITY")
+RESTART = sql("TRUNCATE ledger.outbox_event, ledger.ledger_clock RESTART IDENTITY")
 
 
 @dataclass
 class Row:
-    """An event as it should be."""
+    """The expected state of an event."""
 
     destination: str
     created: int
@@ -69,13 +69,13 @@ class Row:
     def since(self) -> float:
         return self.created if self.due == -math.inf else self.due
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.holder = self.token = None
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """What one worker remembers of one claim, for ever: it may be long out of date."""
+    """What a worker remembers of a claim. It may be out of date."""
 
     worker: int
     token: uuid.UUID
@@ -85,7 +85,7 @@ class Claimed:
 workers = st.integers(0, len(NAMES) - 1)
 hours = st.integers(0, 3)
 claims: Bundle[Claimed] = Bundle("claims")
-# How a holder writes: which of the rows of a claim, by token or by name, and whether it rolls back.
+# How a worker writes: which rows of a claim, by token or by name, and whether it rolls back.
 USE: dict[str, Any] = {
     "claimed": claims,
     "some": st.integers(1, 15),
@@ -95,7 +95,7 @@ USE: dict[str, Any] = {
 
 
 class Protocol(RuleBasedStateMachine):
-    """One outbox, four workers, an operator, and somebody who holds locks."""
+    """One outbox, four workers, an operator, and a connection that holds row locks."""
 
     def __init__(self, outbox: OutboxTable, connections: list[Connection], seen: Counter[str]) -> None:
         super().__init__()
@@ -143,28 +143,27 @@ class Protocol(RuleBasedStateMachine):
     )
     def claim(self, *, worker: int, slept: int, limit: int, length: int, choice: int, data: st.DataObject) -> Any:
         self.time_passes(slept)
-        options: dict[str, Any] = {1: {"only": ["x"]}, 2: {"without": ["x"]}}.get(choice, {})
-        excluded = {1: "y", 2: "x"}.get(choice)
+        only = {1: "x", 2: "y"}.get(choice)
         locked = set(data.draw(st.lists(st.sampled_from(sorted(self.rows)), max_size=2)))
-        free = [i for i, row in self.rows.items() if self.claimable(i) and row.destination != excluded]
+        free = [i for i, row in self.rows.items() if self.is_claimable(i) and only in (None, row.destination)]
         expected = self.in_turn(set(free) - locked, limit)
-        with self.outbox.engine.connect() as somebody:
-            somebody.execute(LOCK, {"ids": list(locked)})
-            got = lease.claim_outbox(self.connections[worker], NAMES[worker], limit, 3600 * (length + 0.5), **options)
-            somebody.rollback()
+        with self.outbox.engine.connect() as blocker:
+            blocker.execute(LOCK, {"ids": list(locked)})
+            got = lease.claim_outbox(self.connections[worker], NAMES[worker], limit, 3600 * (length + 0.5), only=only)
+            blocker.rollback()
         assert sorted(event.id for event in got) == sorted(expected)
         self.seen["skipped a locked row"] += len(set(free) & locked)
         self.seen["claimed the head of a key"] += any(self.rows[event.id].key is not None for event in got)
         if not got:
             return multiple()
         (token,) = {event.lease_token for event in got}
-        assert token not in self.tokens, "tokens are never used again"
+        assert token not in self.tokens, "a token is never used twice"
         self.tokens.add(token)
         for event in got:
             row = self.rows[event.id]
-            self.seen["took over a lease"] += row.holder is not None
-            self.seen["took over its own lease"] += row.holder == NAMES[worker]
-            assert row.holder is None or row.until <= self.now, "never two holders of one live lease"
+            self.seen["reclaimed a lease"] += row.holder is not None
+            self.seen["reclaimed its own lease"] += row.holder == NAMES[worker]
+            assert row.holder is None or row.until <= self.now, "a live lease has one holder"
             assert (event.attempt_count, event.destination) == (row.attempts, row.destination)
             row.holder, row.token = NAMES[worker], token
             row.until, row.length = self.now + length + 0.5, length + 0.5
@@ -174,7 +173,7 @@ class Protocol(RuleBasedStateMachine):
     def ack(self, **use: Any) -> None:
         def effect(row: Row) -> None:
             row.status, row.due = "SENT", -math.inf
-            row.let_go()
+            row.release()
 
         self.write(lambda db, ids, **who: lease.ack_sent_many(db, dict.fromkeys(ids, "x"), **who), effect, **use)
 
@@ -185,7 +184,7 @@ class Protocol(RuleBasedStateMachine):
 
         def effect(row: Row) -> None:
             row.status, row.due, row.attempts = "RETRYING", due, row.attempts + 1
-            row.let_go()
+            row.release()
 
         self.write(lambda db, ids, **who: lease.fail_retry_many(db, dict.fromkeys(ids, failure), **who), effect, **use)
 
@@ -193,7 +192,7 @@ class Protocol(RuleBasedStateMachine):
     def bury(self, **use: Any) -> None:
         def effect(row: Row) -> None:
             row.status, row.due, row.attempts = "DEAD", -math.inf, row.attempts + 1
-            row.let_go()
+            row.release()
 
         self.write(lambda db, ids, **who: lease.mark_dead_many(db, dict.fromkeys(ids, "no"), **who), effect, **use)
 
@@ -206,7 +205,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(**USE)
     def release(self, **use: Any) -> None:
-        self.write(lease.release_lease_many, Row.let_go, **use)
+        self.write(lease.release_lease_many, Row.release, **use)
 
     @rule(by=st.integers(1, 3))
     def time_passes(self, by: int) -> None:
@@ -225,7 +224,7 @@ class Protocol(RuleBasedStateMachine):
             self.seen["requeued"] += 1
 
     @invariant()
-    def the_table_is_what_the_model_says(self) -> None:
+    def the_table_equals_the_model(self) -> None:
         with self.outbox.engine.connect() as connection:
             found = {row.id: row for row in connection.execute(ALL)}
         assert found.keys() == self.rows.keys(), "no row is lost"
@@ -240,28 +239,28 @@ class Protocol(RuleBasedStateMachine):
                 drift = row.lease_until - self.at(model.until)
                 assert timedelta(0) <= drift < timedelta(minutes=20)
 
-    def claimable(self, event: int) -> bool:
+    def is_claimable(self, event: int) -> bool:
         row = self.rows[event]
         free = row.unsent and row.due <= self.now and (row.holder is None or row.until <= self.now)
         if free and not self.is_head(event):
-            self.seen["left a row behind its head"] += 1
+            self.seen["skipped a row behind its head"] += 1
             return False
         return free
 
     def is_head(self, event: int) -> bool:
-        """Nothing of its key that was added before it is still to be sent, or dead."""
+        """Return whether every earlier event of its key is SENT."""
         this = self.rows[event]
         before = [row for i, row in self.rows.items() if i < event and row.status != "SENT"]
         return this.key is None or (this.destination, this.key) not in {(row.destination, row.key) for row in before}
 
     def in_turn(self, free: set[int], limit: int) -> list[int]:
-        """What waits longest first; of the keys of a destination those that come first by their name."""
+        """Return the expected claim: longest waiting first; of the ordering keys those that sort first."""
         heads = sorted((self.rows[i].destination, key, i) for i in free if (key := self.rows[i].key) is not None)
         chosen = [i for name in DESTINATIONS for *_, i in [head for head in heads if head[0] == name][:limit]]
         chosen += [i for i in free if self.rows[i].key is None]
         return sorted(chosen, key=lambda i: (self.rows[i].since, i))[:limit]
 
-    def held(self, event: int, claimed: Claimed, with_token: bool) -> bool:
+    def is_held(self, event: int, claimed: Claimed, with_token: bool) -> bool:
         row = self.rows[event]
         authority = row.token == claimed.token if with_token else row.until > self.now
         return row.unsent and row.holder == NAMES[claimed.worker] and authority
@@ -277,16 +276,16 @@ class Protocol(RuleBasedStateMachine):
         undo: bool,
     ) -> None:
         ids = [event for place, event in enumerate(claimed.ids) if some >> place & 1]
-        held = {event for event in ids if self.held(event, claimed, with_token)}
+        held = {event for event in ids if self.is_held(event, claimed, with_token)}
         stale = {event for event in ids if self.rows[event].token != claimed.token}
         connection = self.connections[claimed.worker]
         token = claimed.token if with_token else None
         changed = statement(connection, ids[::-1], worker_id=NAMES[claimed.worker], lease_token=token)
         if with_token:
-            assert not changed & stale, "no write with a stale token"
+            assert not changed & stale, "a stale token writes nothing"
             self.seen["refused a stale token"] += len(stale)
             self.seen["refused a stale token of a live row"] += len([i for i in stale if self.rows[i].holder])
-            self.seen["late, and in time"] += len([i for i in held if self.rows[i].until <= self.now])
+            self.seen["wrote after expiry"] += len([i for i in held if self.rows[i].until <= self.now])
         assert changed == held
         if undo:
             connection.rollback()
@@ -298,31 +297,31 @@ class Protocol(RuleBasedStateMachine):
 
 def run(outbox: OutboxTable, examples: int, steps: int) -> Counter[str]:
     seen = Counter[str]()
-    connections = [outbox.connect(lock_timeout="100ms") for _ in NAMES]  # one at a time: nobody has to wait
+    connections = [outbox.connect(lock_timeout="100ms") for _ in NAMES]  # they act one at a time, so none waits
     run_machine(partial(Protocol, outbox, connections, seen), examples=examples, steps=steps)
     return seen
 
 
-NOT_TO_BE_MISSED = (
-    "took over a lease",
-    "took over its own lease",
+MUST_HAPPEN = (
+    "reclaimed a lease",
+    "reclaimed its own lease",
     "refused a stale token",
     "refused a stale token of a live row",
-    "late, and in time",
+    "wrote after expiry",
     "skipped a locked row",
     "claimed the head of a key",
-    "left a row behind its head",
+    "skipped a row behind its head",
     "requeued",
 )
 
 
-def test_whatever_workers_do_a_lease_has_one_holder_and_a_stale_token_writes_nothing(outbox: OutboxTable) -> None:
+def test_in_any_order_of_actions_a_lease_has_one_holder_and_a_stale_token_writes_nothing(outbox: OutboxTable) -> None:
     seen = run(outbox, examples=20, steps=40)
-    assert [what for what in NOT_TO_BE_MISSED if not seen[what]] == [], seen
+    assert [what for what in MUST_HAPPEN if not seen[what]] == [], seen
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_same_for_much_longer(outbox: OutboxTable) -> None:
+def test_in_long_runs_a_lease_has_one_holder_and_a_stale_token_writes_nothing(outbox: OutboxTable) -> None:
     seen = run(outbox, examples=500, steps=60)
-    assert min(seen[what] for what in NOT_TO_BE_MISSED) > 100, seen
+    assert min(seen[what] for what in MUST_HAPPEN) > 100, seen

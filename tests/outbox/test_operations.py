@@ -1,4 +1,4 @@
-"""What an operator sees and does: the backlog, the dead, and that what is old goes away."""
+"""What an operator sees and does: the backlog, dead events, and pruning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def audit_of(engine: Engine, outbox_id: int) -> list[tuple[str, str, str]]:
         return [tuple(row) for row in connection.execute(found, {"id": outbox_id})]
 
 
-def test_the_backlog_counts_what_is_due_apart_from_what_is_scheduled_and_dead(outbox: OutboxTable) -> None:
+def test_the_backlog_counts_due_scheduled_and_dead_events_separately(outbox: OutboxTable) -> None:
     outbox.add_many(3, "a", created_at=outbox.later(-HOUR))
     outbox.add_many(2, "a", status="RETRYING", next_retry_at=outbox.later(-60), created_at=outbox.later(-2 * HOUR))
     outbox.add_many(4, "a", next_retry_at=outbox.later(HOUR))
@@ -55,8 +55,8 @@ def test_the_backlog_counts_what_is_due_apart_from_what_is_scheduled_and_dead(ou
     assert (c.destination, c.due, c.scheduled, c.dead, c.oldest_due) == ("c", 0, 0, 1, None)
 
 
-def test_counting_ends_at_its_ceiling(outbox: OutboxTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(read._LOOK, "ceiling", 10)
+def test_counting_stops_at_the_ceiling(outbox: OutboxTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "CEILING", 10)
     outbox.add_many(25, "a", created_at=outbox.later(-HOUR))
     outbox.add_many(25, "a", next_retry_at=outbox.later(HOUR))
     (a,) = backlog(outbox)
@@ -65,7 +65,7 @@ def test_counting_ends_at_its_ceiling(outbox: OutboxTable, monkeypatch: pytest.M
     assert a.oldest_due >= timedelta(hours=1)
 
 
-def test_a_list_is_paged_from_the_newest(outbox: OutboxTable) -> None:
+def test_a_list_starts_with_the_newest_event(outbox: OutboxTable) -> None:
     dead = outbox.add_many(5, status="DEAD")
     outbox.add_many(3)
     with outbox.engine.connect() as connection:
@@ -75,20 +75,21 @@ def test_a_list_is_paged_from_the_newest(outbox: OutboxTable) -> None:
     assert [event.id for event in page + rest] == dead[::-1]
 
 
-def test_a_requeued_event_starts_again_and_its_history_stays(outbox: OutboxTable) -> None:
+def test_a_requeued_event_starts_again_and_keeps_its_history(outbox: OutboxTable) -> None:
     event = outbox.add(status="DEAD", attempt_count=10, last_error="no such host")
-    assert list(requeue(outbox.engine, Choice(), actor="me@here", reason="mended")) == [1]
+    assert list(requeue(outbox.engine, Choice(), actor="me@here", reason="mended")) == [[event]]
     row = outbox.row(event)
     assert (row["status"], row["attempt_count"], row["next_retry_at"]) == ("NEW", 0, None)
-    assert audit_of(outbox.engine, event) == [("outbox_requeued", "me@here", "mended; after 10 attempts: no such host")]
+    detail = "mended; failures: 10, last error: no such host"
+    assert audit_of(outbox.engine, event) == [("outbox_requeued", "me@here", detail)]
     assert list(requeue(outbox.engine, Choice(), actor="me@here")) == []
 
 
-def test_a_discarded_event_is_gone_and_its_audit_is_not(outbox: OutboxTable) -> None:
+def test_a_discarded_event_leaves_its_audit(outbox: OutboxTable) -> None:
     event = outbox.add(status="DEAD", attempt_count=1)
-    assert list(discard(outbox.engine, Choice([event]), actor="me@here")) == [1]
+    assert list(discard(outbox.engine, Choice([event]), actor="me@here")) == [[event]]
     assert event not in outbox.rows()
-    assert audit_of(outbox.engine, event) == [("outbox_discarded", "me@here", "after 1 attempts: no error")]
+    assert audit_of(outbox.engine, event) == [("outbox_discarded", "me@here", "failures: 1, last error: none")]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +98,11 @@ def test_a_discarded_event_is_gone_and_its_audit_is_not(outbox: OutboxTable) -> 
         (Choice(), {"old", "refused", "other"}),
         (Choice(destination="d"), {"old", "refused"}),
         (Choice(error="REFUSED"), {"refused"}),
-        (Choice(error="100%"), set()),  # no pattern, just text
+        (Choice(error="100%"), set()),  # text, not a pattern
     ],
     ids=["all", "destination", "error", "text"],
 )
-def test_only_what_is_chosen_is_requeued(outbox: OutboxTable, choice: Choice, chosen: set[str]) -> None:
+def test_only_the_chosen_events_are_requeued(outbox: OutboxTable, choice: Choice, chosen: set[str]) -> None:
     ids = {
         "old": outbox.add(status="DEAD", last_error="timeout\nat line 1"),
         "refused": outbox.add(status="DEAD", last_error="Connection refused"),
@@ -111,12 +112,12 @@ def test_only_what_is_chosen_is_requeued(outbox: OutboxTable, choice: Choice, ch
     }
     before = outbox.rows()
     with outbox.engine.connect() as connection:
-        assert sum(each.count for each in count(connection, choice)) == len(chosen)
-    assert sum(requeue(outbox.engine, choice, actor="me")) == len(chosen)
+        assert count(connection, choice).total == len(chosen)
+    assert sum(map(len, requeue(outbox.engine, choice, actor="me"))) == len(chosen)
     assert {name for name, event in ids.items() if outbox.row(event) != before[event]} == chosen
 
 
-def test_dead_events_are_chosen_by_when_they_were_created(outbox: OutboxTable) -> None:
+def test_since_and_until_choose_by_the_time_of_creation(outbox: OutboxTable) -> None:
     old, new = (outbox.add(status="DEAD", created_at=outbox.later(-age)) for age in (HOUR, 60))
     list(requeue(outbox.engine, Choice(until=outbox.later(-120)), actor="me"))
     assert (outbox.row(old)["status"], outbox.row(new)["status"]) == ("NEW", "DEAD")
@@ -124,14 +125,23 @@ def test_dead_events_are_chosen_by_when_they_were_created(outbox: OutboxTable) -
     assert outbox.row(new)["status"] == "NEW"
 
 
-def test_requeueing_goes_in_batches_and_never_beyond_its_limit(outbox: OutboxTable) -> None:
+def test_a_requeue_works_in_batches_and_respects_its_limit(outbox: OutboxTable) -> None:
     dead = outbox.add_many(1200, status="DEAD")
-    assert list(requeue(outbox.engine, Choice(), actor="me", limit=700)) == [500, 700]
+    assert list(map(len, requeue(outbox.engine, Choice(), actor="me", limit=700))) == [500, 200]
     assert [event for event, row in outbox.rows().items() if row["status"] == "NEW"] == dead[:700]
-    assert list(requeue(outbox.engine, Choice(), actor="me")) == [500]
+    assert list(map(len, requeue(outbox.engine, Choice(), actor="me"))) == [500]
 
 
-def test_what_was_sent_long_ago_is_pruned_with_its_audit_and_nothing_else(outbox: OutboxTable) -> None:
+def test_counting_many_different_errors_returns_only_the_largest_groups(outbox: OutboxTable) -> None:
+    for number in range(110):
+        outbox.add(status="DEAD", last_error=f"no {number}")
+    outbox.add_many(2, status="DEAD", last_error="no")
+    with outbox.engine.connect() as connection:
+        found = count(connection, Choice())
+    assert (found.total, len(found.groups), found.groups[0].count) == (112, 100, 2)
+
+
+def test_only_events_sent_long_ago_are_pruned_with_their_audit(outbox: OutboxTable) -> None:
     outbox.add_many(BATCH + 5, status="SENT", sent_at=outbox.later(-2 * HOUR), created_at=outbox.later(-3 * HOUR))
     old_but_unsent = [outbox.add(status=status, created_at=outbox.later(-100 * HOUR)) for status in ("NEW", "DEAD")]
     fresh = outbox.add(status="SENT", sent_at=outbox.later(-HOUR / 2), created_at=outbox.later(-100 * HOUR))
@@ -151,13 +161,13 @@ def test_what_was_sent_long_ago_is_pruned_with_its_audit_and_nothing_else(outbox
     assert sorted(kept, key=str) == sorted([fresh, None], key=str)
 
 
-def test_pruning_stops_when_its_time_is_over_and_says_that_there_is_more(outbox: OutboxTable) -> None:
+def test_pruning_stops_when_its_time_is_over_and_reports_that_more_is_left(outbox: OutboxTable) -> None:
     outbox.add_many(2, status="SENT", sent_at=outbox.later(-2 * HOUR))
     assert prune(outbox.engine, hours=1, budget_seconds=0).more
     assert len(outbox.rows()) == 2
 
 
-def test_beat_prunes_by_the_retention_of_the_settings(stack: ServersOfTests) -> None:
+def test_beat_prunes_by_the_configured_retention(stack: ServersOfTests) -> None:
     insert("d", status="SENT", sent_at="2000-01-01")
     insert("d", status="SENT", sent_at="2100-01-01")
     assert ticks.run("prune")["events"] == 1
@@ -168,7 +178,7 @@ def manage(*arguments: str, **how: Any) -> Result:
     return CliRunner().invoke(commands.app, ["outbox", *arguments], **how)
 
 
-def test_the_backlog_and_the_dead_are_printed_for_people_and_for_programs(stack: ServersOfTests) -> None:
+def test_the_backlog_and_the_events_are_printed_as_a_table_and_as_json(stack: ServersOfTests) -> None:
     insert("orders", 2)
     (dead,) = insert("hook", status="DEAD", last_error="[red]\x1b[31mno", attempt_count=3)
     found = json.loads(manage("--json").stdout)
@@ -177,32 +187,35 @@ def test_the_backlog_and_the_dead_are_printed_for_people_and_for_programs(stack:
     (event,) = json.loads(manage("--status", "DEAD", "--json").stdout)
     assert (event["id"], event["attemptCount"], event["lastError"]) == (dead, 3, "[red]\x1b[31mno")
     listed = manage("--status", "DEAD").stdout
-    assert "[red] [31mno" in listed  # neither our markup nor the terminal's
+    assert "[red] [31mno" in listed  # neither markup nor terminal codes are interpreted
 
 
-def test_without_a_filter_and_a_terminal_nothing_is_requeued(stack: ServersOfTests) -> None:
+def test_nothing_is_requeued_without_a_filter_and_without_a_terminal(stack: ServersOfTests) -> None:
     insert("hook", 2, status="DEAD", last_error="no")
     refused = manage("requeue-dead")
     assert refused.exit_code == 2
     assert "hook" in refused.stdout
-    assert "--all" in refused.stderr
+    assert "manage.py outbox requeue-dead --all" in refused.stderr
     assert rows("status") == [("DEAD",)] * 2
     assert manage("requeue-dead", "--all").exit_code == 0
     assert rows("status") == [("NEW",)] * 2
 
 
-def test_a_dry_run_says_how_many_and_changes_nothing(stack: ServersOfTests) -> None:
+def test_a_dry_run_counts_and_changes_nothing(stack: ServersOfTests) -> None:
     insert("hook", 2, status="DEAD", last_error="no")
     said = json.loads(manage("discard-dead", "--destination", "hook", "--dry-run", "--json").stdout)
     assert said == {"total": 2, "dryRun": True, "groups": [{"destination": "hook", "error": "no", "count": 2}]}
     assert len(rows()) == 2
-    assert json.loads(manage("discard-dead", "--since", "1h", "--limit", "1", "--json").stdout) == {"done": 1}
-    assert json.loads(manage("discard-dead", "--until", "2000-01-01", "--json").stdout) == {"done": 0}
+    assert json.loads(manage("discard-dead", "--since", "1h", "--limit", "1", "--json").stdout) == {
+        "done": 1,
+        "total": 1,
+    }
+    assert json.loads(manage("discard-dead", "--until", "2000-01-01", "--json").stdout) == {"done": 0, "total": 0}
     assert len(rows()) == 1
     assert manage("discard-dead", "--since", "yesterday").exit_code == 2
 
 
-def test_a_dry_run_with_a_limit_counts_only_what_would_be_taken(stack: ServersOfTests) -> None:
+def test_a_dry_run_with_a_limit_counts_only_the_events_it_would_change(stack: ServersOfTests) -> None:
     insert("old", 2, status="DEAD", last_error="no")
     insert("hook", 12, status="DEAD", last_error="no")
     said = json.loads(manage("requeue-dead", "--limit", "3", "--dry-run", "--json").stdout)
@@ -210,6 +223,14 @@ def test_a_dry_run_with_a_limit_counts_only_what_would_be_taken(stack: ServersOf
     assert {each["destination"]: each["count"] for each in said["groups"]} == {"old": 2, "hook": 1}
     assert manage("requeue-dead", "--limit", "3", "--all").exit_code == 0
     assert sorted(rows("destination", "status = 'NEW'")) == [("hook",), ("old",), ("old",)]
+
+
+def test_a_rate_needs_a_unit(stack: ServersOfTests) -> None:
+    insert("hook", 2, status="DEAD")
+    assert manage("requeue-dead", "--all", "--rate", "5").exit_code == 2
+    assert rows("status") == [("DEAD",)] * 2
+    assert manage("requeue-dead", "--all", "--rate", "1000/s").exit_code == 0
+    assert rows("status") == [("NEW",)] * 2
 
 
 def test_a_requeued_event_is_published(relay: Relay) -> None:

@@ -1,4 +1,4 @@
-"""The relay: nothing is lost whatever dies, nothing holds up its neighbours, what became of each event is written."""
+"""The relay: no event is lost, a bad event or destination does not delay others, and every outcome is recorded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from outbox.publishers.contract import DestinationDown, Failed, Refused, Result,
 from outbox.relay import Relay
 from settings import ROOT
 from tests.outbox.ledger import WAKEUP, arrived, audits, insert, move, rows, stored_ids, woken
-from tests.outbox.scripted import flushed, scripted
+from tests.outbox.publishers.case import stopped
+from tests.outbox.scripted import audit_counts, scripted
 from tests.servers import ServersOfTests
 
 
-def test_due_wakeups_arrive_in_messages_of_one_batch_and_are_sent(relay: Relay, stack: ServersOfTests) -> None:
+def test_due_wakeups_arrive_in_messages_of_at_most_a_batch_and_become_sent(relay: Relay, stack: ServersOfTests) -> None:
     insert(WAKEUP, 450)
     ticked = relay.tick()
     assert (ticked.sent, ticked.failed, ticked.dead) == (450, 0, 0)
@@ -39,7 +40,7 @@ def test_due_wakeups_arrive_in_messages_of_one_batch_and_are_sent(relay: Relay, 
     assert set(rows("status, sent_at IS NOT NULL, lease_token, last_error")) == {("SENT", True, None, None)}
 
 
-def test_a_scheduled_wakeup_waits_for_its_time(relay: Relay, stack: ServersOfTests) -> None:
+def test_a_scheduled_wakeup_is_not_published_before_its_time(relay: Relay, stack: ServersOfTests) -> None:
     with engine().begin() as connection:
         later = connection.execute(sql("SELECT ledger.ledger_now() + interval '1 hour'")).scalar_one()
     insert(WAKEUP, 3, next_retry_at=later)
@@ -48,7 +49,7 @@ def test_a_scheduled_wakeup_waits_for_its_time(relay: Relay, stack: ServersOfTes
     assert relay.tick().sent == 3
 
 
-def test_ten_relays_at_once_publish_every_event_once(relay: Relay, stack: ServersOfTests) -> None:
+def test_ten_concurrent_relays_publish_every_event_once(relay: Relay, stack: ServersOfTests) -> None:
     insert(WAKEUP, 2000)
     relays = [Relay.of(settings.current()) for _ in range(10)]
     with ThreadPoolExecutor(10) as pool:
@@ -59,7 +60,7 @@ def test_ten_relays_at_once_publish_every_event_once(relay: Relay, stack: Server
     assert arrived(stack) == Counter(stored_ids())
 
 
-def test_a_destination_that_does_not_exist_is_dead_at_once_and_holds_up_nobody(
+def test_events_of_an_unknown_destination_die_at_once_and_do_not_delay_others(
     relay: Relay, stack: ServersOfTests
 ) -> None:
     insert("nowhere")
@@ -74,7 +75,7 @@ def test_a_destination_that_does_not_exist_is_dead_at_once_and_holds_up_nobody(
 
 @pytest.mark.parametrize("column", ["payload", "headers"])
 @pytest.mark.parametrize("dedup", [False, True])
-def test_an_event_that_cannot_be_read_is_dead_and_never_sent_as_text(
+def test_an_event_that_cannot_be_decoded_dies_and_is_never_sent_as_text(
     column: str, dedup: bool, relay: Relay, stack: ServersOfTests
 ) -> None:
     hook = scripted(relay, "hook", lambda _event: Sent(), dedup=dedup)
@@ -94,10 +95,9 @@ def test_an_event_that_cannot_be_read_is_dead_and_never_sent_as_text(
     assert relay.tick().dead == 2
 
 
-def test_a_failure_is_tried_again_after_a_doubling_wait_and_dead_after_the_last(
+def test_a_failed_event_is_retried_after_doubling_waits_and_dies_after_the_last_attempt(
     relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """seeds/000 section 3.2, word for word."""
     scripted(relay, "hook", lambda _event: Failed("answered 500"))
     insert("hook")
     for attempt, wait in enumerate([1, 2, 4, 8, 16, 32, 64, 128, 256], start=1):
@@ -113,14 +113,14 @@ def test_a_failure_is_tried_again_after_a_doubling_wait_and_dead_after_the_last(
     assert audits() == {"outbox_flush_retry": 9, "outbox_flush_dead": 1}
 
 
-def test_a_destination_that_asks_for_patience_gets_it(relay: Relay, stack: ServersOfTests) -> None:
+def test_a_destination_that_asks_for_a_longer_wait_gets_it(relay: Relay, stack: ServersOfTests) -> None:
     scripted(relay, "hook", lambda _event: Failed("answered 429", retry_after_seconds=90))
     insert("hook")
     relay.tick()
     assert rows("round(extract(epoch FROM next_retry_at - ledger.ledger_now()))") == [(90,)]
 
 
-def test_a_refusal_is_dead_without_another_attempt(relay: Relay, stack: ServersOfTests) -> None:
+def test_a_refused_event_dies_without_another_attempt(relay: Relay, stack: ServersOfTests) -> None:
     publisher = scripted(relay, "hook", lambda event: Refused("answered 400") if event.id % 2 else Sent("x"))
     ids = insert("hook", 10)
     ticked = relay.tick()
@@ -130,7 +130,7 @@ def test_a_refusal_is_dead_without_another_attempt(relay: Relay, stack: ServersO
     assert audits() == {"outbox_flush_dead": 5, "outbox_flush_success": 5}
 
 
-def test_a_publisher_that_breaks_its_contract_burns_attempts_and_holds_up_nobody(
+def test_an_unexpected_error_of_a_publisher_counts_as_an_attempt_and_does_not_delay_others(
     relay: Relay, stack: ServersOfTests
 ) -> None:
     def break_down(_event: ClaimedEvent) -> Result:
@@ -145,7 +145,7 @@ def test_a_publisher_that_breaks_its_contract_burns_attempts_and_holds_up_nobody
     assert rows("status, attempt_count, last_error")[0] == ("RETRYING", 1, "KeyError: 'a bug'")
 
 
-def test_the_same_payload_is_not_sent_twice_to_a_destination_that_asks_for_that(
+def test_an_equal_payload_is_not_published_twice_to_a_destination_with_dedup(
     relay: Relay, stack: ServersOfTests
 ) -> None:
     publisher = scripted(relay, "hook", lambda event: Sent(f"their {event.id}"), dedup=True)
@@ -153,26 +153,28 @@ def test_the_same_payload_is_not_sent_twice_to_a_destination_that_asks_for_that(
     relay.tick()
     insert("hook", 2, payload_sha="same")
     insert("hook", payload_sha="other")
-    before = flushed()
+    before = audit_counts()
     relay.tick()
-    assert flushed() - before == {"outbox_flush_dedup_hit": 2, "outbox_flush_success": 1}
+    assert audit_counts() - before == {"outbox_flush_dedup_hit": 2, "outbox_flush_success": 1}
     assert len(publisher.got) == 2
     assert [row[0] for row in rows("external_id", "payload_sha = 'same'")] == [f"their {first[0]}"] * 3
     assert audits()["outbox_flush_dedup_hit"] == 2
 
 
-def test_a_relay_that_slept_past_its_lease_writes_nothing_but_an_audit(relay: Relay, stack: ServersOfTests) -> None:
-    def sleep_while_another_takes_over(_event: ClaimedEvent) -> Result:
+def test_a_relay_that_resumes_after_its_lease_was_reclaimed_writes_nothing_but_an_audit(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    def sleep_while_another_reclaims(_event: ClaimedEvent) -> Result:
         move(stack, relay.settings.outbox_lease_seconds + 1)
         with engine().connect() as connection:
-            assert len(claim_outbox(connection, "the other one", only=["hook"])) == 1
+            assert len(claim_outbox(connection, "the other one", only="hook")) == 1
         return Sent("too late")
 
-    scripted(relay, "hook", sleep_while_another_takes_over)
+    scripted(relay, "hook", sleep_while_another_reclaims)
     insert("hook")
-    before = flushed()
-    assert relay.tick(budget_seconds=0.1).sent == 0  # nor is it counted as sent
-    assert flushed() - before == {"outbox_flush_conflict": 1}
+    before = audit_counts()
+    assert relay.tick(budget_seconds=0.1).sent == 0  # it is not counted as sent either
+    assert audit_counts() - before == {"outbox_flush_conflict": 1}
     assert rows("status, locked_by, external_id") == [("NEW", "the other one", None)]
     assert audits() == {"outbox_flush_conflict": 1}
     with engine().begin() as connection:
@@ -187,9 +189,7 @@ class Clock:
         return self.now
 
 
-def test_a_broker_that_was_away_for_twenty_minutes_costs_no_wakeup_its_life(
-    relay: Relay, stack: ServersOfTests
-) -> None:
+def test_no_wakeup_dies_while_the_broker_is_unreachable_for_twenty_minutes(relay: Relay, stack: ServersOfTests) -> None:
     clock = Clock()
     relay.circuits = Circuits(clock)
     down = True
@@ -207,15 +207,16 @@ def test_a_broker_that_was_away_for_twenty_minutes_costs_no_wakeup_its_life(
         move(stack, 10)
     before = rows()
     assert {status for status, _ in before} == {"NEW", "RETRYING"}
-    assert sum(count for _, count in before) <= 30  # the probes' attempts, and nobody else's
+    assert sum(count for _, count in before) <= 30  # only probes count attempts
     down = False
     clock.now += 60
-    assert relay.tick().sent == 50  # due at once, also those that had been probes
+    assert relay.tick().sent == 50  # all are due at once, including former probes
     assert {status for status, _ in rows()} == {"SENT"}
 
 
-def test_a_single_event_for_a_port_where_nobody_listens_is_dead_in_the_end(relay: Relay, stack: ServersOfTests) -> None:
-    """seeds/000 section 5.2: what is no wake-up does burn its attempts."""
+def test_an_event_other_than_a_wakeup_dies_if_its_destination_stays_unreachable(
+    relay: Relay, stack: ServersOfTests
+) -> None:
     clock = Clock()
     relay.circuits = Circuits(clock)
 
@@ -231,7 +232,7 @@ def test_a_single_event_for_a_port_where_nobody_listens_is_dead_in_the_end(relay
     assert rows("status, attempt_count, last_error") == [("DEAD", 10, "unreachable: connection refused")]
 
 
-def test_a_dead_destination_with_many_events_takes_nobodys_place(relay: Relay, stack: ServersOfTests) -> None:
+def test_an_unreachable_destination_with_many_events_does_not_delay_others(relay: Relay, stack: ServersOfTests) -> None:
     def refuse(_event: ClaimedEvent) -> Result:
         raise DestinationDown("connection refused")
 
@@ -244,22 +245,16 @@ def test_a_dead_destination_with_many_events_takes_nobodys_place(relay: Relay, s
     insert("b-hook", 300)
     assert relay.tick().sent == 300
     assert len(alive.got) == 600
-    assert len(dead.got) == asked  # its circuit is open: not even claimed
+    assert len(dead.got) == asked  # its circuit is open, so its events are not claimed
     assert sum(count for _, count in rows(where="destination = 'a-dead-hook'")) == 1
 
 
-def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
-    relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_broker_gets_every_event_when_it_resumes(relay: Relay, stack: ServersOfTests) -> None:
     insert(WAKEUP, 20)
-    broker = stack.running["redis-broker"]
     clock = Clock()
     relay.circuits = Circuits(clock)
-    broker.process.ask_to_end(signal.SIGSTOP)  # frozen: it accepts and does not answer
-    try:
+    with stopped(stack.running["redis-broker"].process):  # it accepts connections and does not answer
         assert relay.tick(budget_seconds=1).sent == 0
-    finally:
-        broker.process.ask_to_end(signal.SIGCONT)
     assert relay.circuits.allows(WAKEUP) == 0
     clock.now += 60
     assert relay.tick().sent == 20
@@ -269,9 +264,7 @@ def test_a_real_broker_that_is_away_and_comes_back_gets_everything(
 @pytest.mark.parametrize(
     ("place", "copies"), [("relay.after_claim", {1}), ("relay.after_publish", {2}), ("relay.in_settle", {2})]
 )
-def test_a_relay_that_is_killed_loses_nothing(
-    place: str, copies: set[int], relay: Relay, stack: ServersOfTests
-) -> None:
+def test_a_killed_relay_loses_no_event(place: str, copies: set[int], relay: Relay, stack: ServersOfTests) -> None:
     insert(WAKEUP, 30)
     killed = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "relay", "--once"],
@@ -281,14 +274,14 @@ def test_a_relay_that_is_killed_loses_nothing(
     )
     assert killed.returncode == -signal.SIGKILL
     assert {status for status, _ in rows()} == {"NEW"}
-    assert relay.tick().sent == 0  # the dead relay's lease protects its events
+    assert relay.tick().sent == 0  # the leases of the killed relay have not expired yet
     move(stack, relay.settings.outbox_lease_seconds + 1)
     assert relay.tick().sent == 30
     assert arrived(stack).keys() == stored_ids()
-    assert set(arrived(stack).values()) == copies  # twice only where the contract allows it
+    assert set(arrived(stack).values()) == copies  # twice only if it died after the publish
 
 
-def test_a_database_that_is_too_slow_is_counted_at_once_and_audited_when_it_is_back(
+def test_a_database_timeout_is_counted_at_once_and_audited_when_the_database_answers_again(
     relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay.engine.dispose()
@@ -301,7 +294,7 @@ def test_a_database_that_is_too_slow_is_counted_at_once_and_audited_when_it_is_b
     assert audits() == {"outbox_flush_db_timeout": 1}
 
 
-def test_a_batch_costs_the_same_few_statements_whatever_its_size(relay: Relay, stack: ServersOfTests) -> None:
+def test_a_batch_of_any_size_takes_the_same_few_statements(relay: Relay, stack: ServersOfTests) -> None:
     counts = []
     for size in (1, 200):
         scripted(relay, "hook", lambda _event: Sent(), is_wakeup=True)
@@ -314,7 +307,7 @@ def test_a_batch_costs_the_same_few_statements_whatever_its_size(relay: Relay, s
 
 @contextmanager
 def counted(relay: Relay) -> Iterator[list[str]]:
-    """The statements of a relay."""
+    """Yield a list that collects the statements of a relay."""
     statements: list[str] = []
 
     def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The cases of the conformance suite, as fixtures."""
+"""The publishers of the contract tests, as fixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The publisher of webhooks, and the receiver it talks to: a real HTTP server whose behaviour each test writes."""
+"""The webhook publisher and its receiver: a real HTTP server whose behaviour each test defines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from outbox.publishers.webhook import HttpPublisher
 from tests.outbox.publishers.case import Case
 
 IMPATIENT = Patience(connect_seconds=0.5, request_seconds=0.5)
-# For tests in which no time limit may be met, however slow the machine is.
+# For tests in which no time limit may be exceeded, even on a slow machine.
 PATIENT = Patience(connect_seconds=60, request_seconds=60, batch_seconds=60, keep_seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the receiver was sent, and by which connection."""
+    """A request that the receiver got, and its connection."""
 
     target: str
     headers: Message
@@ -42,7 +42,7 @@ class Request:
 
 
 class Exchange(BaseHTTPRequestHandler):
-    """One connection, as a test's behaviour sees it."""
+    """A connection of the receiver, on which a test's behaviour answers."""
 
     protocol_version = "HTTP/1.1"
     server: Receiver
@@ -63,12 +63,12 @@ class Exchange(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def say(self, raw: bytes) -> None:
-        """Anything, and nothing after it."""
+        """Send raw bytes, then close the connection."""
         self.wfile.write(raw)
         self.close_connection = True
 
     def drip(self, raw: bytes, drop: bytes) -> None:
-        """Begin with something, then go on, a bit at a time, until the client hangs up."""
+        """Send raw bytes, then a little at a time until the client closes the connection."""
         self.close_connection = True
         try:
             self.wfile.write(raw)
@@ -82,12 +82,12 @@ class Exchange(BaseHTTPRequestHandler):
         self.server.is_closing.wait()
 
 
-def well(exchange: Exchange) -> None:
+def answer_ok(exchange: Exchange) -> None:
     exchange.answer()
 
 
 class Receiver(ThreadingHTTPServer):
-    """Takes webhooks, remembers them, and answers as the test wants."""
+    """A server that remembers webhooks and answers as the test defines."""
 
     request_queue_size = 128
     daemon_threads = True
@@ -97,7 +97,7 @@ class Receiver(ThreadingHTTPServer):
         if tls:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
         self.requests: list[Request] = []
-        self.behaviour: Callable[[Exchange], None] = well
+        self.behaviour: Callable[[Exchange], None] = answer_ok
         self.is_closing = threading.Event()
         self.hang_ups = threading.Semaphore(0)
         self.connections = 0
@@ -130,7 +130,7 @@ class Receiver(ThreadingHTTPServer):
         return taken
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that hung up is no error of ours
+        if not isinstance(sys.exception(), OSError):  # a client that closed its connection is not an error
             super().handle_error(request, client_address)
 
 
@@ -144,7 +144,7 @@ def receiving(host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None
 
 
 def resolving(*answers: list[str] | OSError) -> Resolve:
-    """A name server that gives these answers, one after the other, and then the last one for ever."""
+    """Return a name server that gives these answers one after the other, and then repeats the last one."""
     left = list(answers)
 
     def resolve(host: str, port: int) -> list[str]:
@@ -158,7 +158,7 @@ def resolving(*answers: list[str] | OSError) -> Resolve:
 
 @dataclass
 class Hooks:
-    """A receiver, and publishers that are closed when the test ends."""
+    """A receiver, and publishers that are closed at the end of the test."""
 
     receiver: Receiver
     opened: list[HttpPublisher] = field(default_factory=list)
@@ -184,7 +184,7 @@ def http(hooks: Hooks) -> Case:
 
     @contextmanager
     def hanging() -> Iterator[None]:
-        publisher.patience = IMPATIENT  # only while it hangs: no other test may meet a time limit
+        publisher.patience = IMPATIENT  # only while the server hangs
         with hooks.receiver.behaving(Exchange.hang):
             yield
         publisher.patience = PATIENT

@@ -1,4 +1,4 @@
-"""Publishers whose server is a Kafka."""
+"""Publishers to Kafka."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from outbox.publishers import kafka as kafka_module
+from outbox.publishers import contract
 from outbox.publishers.kafka import KafkaPublisher
 from outbox.publishers.kafka_wakeups import KafkaWakeups
 from tests.nodes.kafka import PRODUCE, KafkaCluster
@@ -20,7 +20,7 @@ _numbers: Final = itertools.count()
 
 @pytest.fixture(scope="session")
 def kafka_cluster() -> Iterator[KafkaCluster]:
-    """Three brokers for the whole run."""
+    """A cluster of three brokers for the whole run."""
     cluster = KafkaCluster()
     yield cluster
     cluster.end()
@@ -28,7 +28,7 @@ def kafka_cluster() -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def kafka_publisher(kafka_cluster: KafkaCluster) -> Iterator[KafkaPublisher]:
-    """One for the whole run: librdkafka waits for half a second before a new producer asks for its id."""
+    """One publisher for the whole run: a new producer waits for half a second before it asks for its id."""
     publisher = KafkaPublisher(kafka_cluster.bootstrap_servers, "none yet")
     yield publisher
     publisher.close()
@@ -36,7 +36,7 @@ def kafka_publisher(kafka_cluster: KafkaCluster) -> Iterator[KafkaPublisher]:
 
 @pytest.fixture
 def kafka_topic(kafka_cluster: KafkaCluster) -> str:
-    """A topic of three partitions that nobody has used."""
+    """A new topic of three partitions."""
     name = f"orders-{next(_numbers)}"
     kafka_cluster.make_topic(name, partitions=3)
     return name
@@ -53,15 +53,15 @@ def kafka(kafka_cluster: KafkaCluster, kafka_publisher: KafkaPublisher, kafka_to
         lambda: KafkaPublisher("127.0.0.1:1", kafka_topic),
         kafka_cluster.stopped,
         arrived,
-        keeps_order=False,  # between its partitions
+        keeps_order=False,  # there is no order between partitions
     )
     kafka_cluster.fail_requests(PRODUCE, [])
 
 
 @pytest.fixture
 def kafka_wakeups(kafka_cluster: KafkaCluster, kafka: Case, kafka_topic: str, monkeypatch: pytest.MonkeyPatch) -> Case:
-    """The same with several wake-ups to a record. How long it waits is proved by the other."""
-    monkeypatch.setattr(kafka_module, "PATIENCE_SECONDS", 1.5)
+    """A publisher of wake-ups, several per record. Its patience is shortened; the test of `kafka` covers it."""
+    monkeypatch.setattr(contract, "PATIENCE_SECONDS", 1.5)
 
     def arrived() -> list[Any]:
         return [

@@ -1,6 +1,6 @@
-"""A TCP proxy before a real server: it holds answers back, loses messages, or hangs up, at a moment that a test names.
+"""A TCP proxy in front of a real server: it delays answers, drops data or closes connections at a moment of the test.
 
-A moment is a piece of text that the publisher sends: it has passed, or it never will.
+The moment is when a given text from the publisher passes the proxy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Pump = Callable[[socket.socket, socket.socket], None]
 
 
 class Then(Enum):
-    """What happens at the moment."""
+    """What the proxy does at the moment."""
 
     ANSWER = auto()
     LOSE = auto()
@@ -25,7 +25,7 @@ class Then(Enum):
 
 
 class Proxy:
-    """At `url`, as the server behind it. One thread for each direction of each connection."""
+    """A proxy that listens at `url`. It has one thread for each direction of each connection."""
 
     def __init__(self, server: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(server)
@@ -42,15 +42,15 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold_answers_until(self, text: str) -> None:
-        """The server's answers wait until this has passed on its way to the server."""
+        """Delay the answers of the server until this text has passed."""
         self._wait_for(text, Then.ANSWER)
 
     def lose_everything_from(self, text: str) -> None:
-        """What came before it gets an answer; then the connection ends."""
+        """Drop this text and all that follows. Pass on the answers to what came before, then close."""
         self._wait_for(text, Then.LOSE)
 
     def hang_up_at(self, text: str) -> None:
-        """When this has passed, without any answer."""
+        """Close the connection when this text has passed, without an answer."""
         self._wait_for(text, Then.HANG_UP)
 
     def hang_up(self) -> None:
@@ -71,7 +71,7 @@ class Proxy:
     def _connect(self, client: socket.socket) -> None:
         try:
             near = self._tls.wrap_socket(client, server_side=True) if self._tls else client
-        except OSError:  # whoever called does not trust us
+        except OSError:  # the client does not trust our certificate
             client.close()
             return
         far = socket.create_connection(self._server)

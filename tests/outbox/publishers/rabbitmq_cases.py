@@ -1,4 +1,4 @@
-"""Publishers whose server is a RabbitMQ."""
+"""Publishers to RabbitMQ."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import amqp as pyamqp
+import psutil
 import pytest
 from kombu import Connection
 
@@ -21,18 +22,18 @@ from outbox.publishers.amqp import AmqpPublisher
 from outbox.publishers.celery import CeleryPublisher
 from tests.nodes.containers import RabbitNode
 from tests.nodes.process import LocalProcess
-from tests.outbox.publishers.case import Case
+from tests.outbox.publishers.case import Case, wait_until_stopped
 from tests.tasks.celery_settings import celery_settings
 
-NOBODY = "amqp://guest:guest@127.0.0.1:1//"
+UNREACHABLE = "amqp://guest:guest@127.0.0.1:1//"
 
 
 @pytest.fixture
 def amqp(rabbitmq_vhost: RabbitNode) -> Iterator[Case]:
-    """Queue `orders` gets what is published to exchange `shop` with routing key `new`."""
+    """A publisher to exchange `shop` with routing key `new`, which is bound to queue `orders`."""
     url = rabbitmq_vhost.url
     with channel(url) as owner:
-        declare_anew(owner, "orders")
+        replace_queue(owner, "orders")
         owner.exchange_declare("shop", "direct", durable=True, auto_delete=False)
         owner.queue_bind("orders", "shop", "new")
 
@@ -42,7 +43,7 @@ def amqp(rabbitmq_vhost: RabbitNode) -> Iterator[Case]:
     publisher = AmqpPublisher(url, exchange="shop", routing_key="new")
     yield Case(
         publisher,
-        lambda: AmqpPublisher(NOBODY, exchange="shop", routing_key="new"),
+        lambda: AmqpPublisher(UNREACHABLE, exchange="shop", routing_key="new"),
         lambda: frozen(rabbitmq_vhost),
         arrived,
     )
@@ -51,7 +52,7 @@ def amqp(rabbitmq_vhost: RabbitNode) -> Iterator[Case]:
 
 @pytest.fixture
 def celery_on_rabbitmq(rabbitmq_vhost: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
-    """With the settings of a process whose BROKER_URL it is: `celeryconfig` reads that once, when it is imported."""
+    """A publisher in a process whose BROKER_URL is RabbitMQ: `celeryconfig` reads it once, when it is imported."""
     url = rabbitmq_vhost.url
     celeryconfig = ModuleType("celeryconfig")
     vars(celeryconfig).update(celery_settings(url))
@@ -63,33 +64,38 @@ def celery_on_rabbitmq(rabbitmq_vhost: RabbitNode, monkeypatch: pytest.MonkeyPat
         return [one for message in taken(url, "ingest") for one in json.loads(message.body)[0][0]]
 
     publisher = CeleryPublisher("ingest", url)
-    yield Case(publisher, lambda: CeleryPublisher("ingest", NOBODY), lambda: frozen(rabbitmq_vhost), arrived)
+    yield Case(publisher, lambda: CeleryPublisher("ingest", UNREACHABLE), lambda: frozen(rabbitmq_vhost), arrived)
     publisher.close()
 
 
 @contextmanager
 def channel(url: str) -> Iterator[Any]:
-    """As whoever owns the destination."""
+    """Open a channel as the owner of the destination."""
     with Connection(url) as connection:
         yield connection.default_channel
 
 
-def declare_anew(owner: Any, queue: str, **arguments: Any) -> None:
+def replace_queue(owner: Any, queue: str, **arguments: Any) -> None:
+    """Delete a queue, if it exists, and declare it again."""
     owner.queue_delete(queue)
     owner.queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
 
 
 def taken(url: str, queue: str) -> list[pyamqp.Message]:
-    """All messages of a queue, which is empty then."""
+    """Take all messages from a queue."""
     with channel(url) as owner:
         return list(iter(lambda: owner.basic_get(queue, no_ack=True), None))
 
 
 @contextmanager
 def frozen(node: RabbitNode) -> Iterator[None]:
-    """The whole group: Erlang's machine is a child of the script that started it."""
+    """Freeze the process group: the Erlang machine is a child of the script that started it."""
     process = own_process(node)
     os.killpg(process.pid, signal.SIGSTOP)
+    script = psutil.Process(process.pid)
+    for member in (script, *script.children(recursive=True)):
+        if os.getpgid(member.pid) == process.pid:
+            wait_until_stopped(member)
     try:
         yield
     finally:
@@ -97,7 +103,7 @@ def frozen(node: RabbitNode) -> Iterator[None]:
 
 
 def close_connections(node: RabbitNode) -> None:
-    """Those to this vhost, as an operator does it: RabbitMQ says goodbye first."""
+    """Close the connections to this vhost as an operator does: RabbitMQ tells the clients first."""
     tell_rabbitmq(
         node,
         '[ok = rabbit_networking:close_connection(Pid, "tidying up") || Pid <- rabbit_networking:connections(),'
@@ -106,7 +112,7 @@ def close_connections(node: RabbitNode) -> None:
 
 
 def tell_rabbitmq(node: RabbitNode, expression: str) -> None:
-    """In Erlang, by a program that takes milliseconds; rabbitmqctl takes a second."""
+    """Evaluate an Erlang expression. `erl_call` takes milliseconds; rabbitmqctl takes a second."""
     process = own_process(node)
     cookie = (Path(process.environment["HOME"]) / ".erlang.cookie").read_text()
     done = subprocess.run(
@@ -122,5 +128,5 @@ def tell_rabbitmq(node: RabbitNode, expression: str) -> None:
 
 def own_process(node: RabbitNode) -> LocalProcess:
     if not isinstance(node.process, LocalProcess):
-        pytest.skip("RabbitMQ: the server of AMQP_URL is not ours to hurt")
+        pytest.skip("RabbitMQ: the tests must not stop the server of AMQP_URL")
     return node.process

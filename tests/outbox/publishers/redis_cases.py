@@ -1,4 +1,4 @@
-"""Publishers whose server is a Redis."""
+"""Publishers to Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the publisher to an exchange of RabbitMQ does."""
+"""The publisher to a RabbitMQ exchange."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.outbox.publishers.proxy import Proxy, proxy_of
 from tests.outbox.publishers.rabbitmq_cases import (
     channel,
     close_connections,
-    declare_anew,
     own_process,
+    replace_queue,
     taken,
     tell_rabbitmq,
 )
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.guarantee
 CANARY = "canary-6d1f"
 
 
-def test_id_and_headers_arrive_and_no_header_chooses_the_way(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
+def test_id_and_headers_arrive_and_no_header_changes_the_routing(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
     headers = {"routing_key": "elsewhere", "größe": 2**40, "list": [1, None, {"x": 1.5}], "yes": True}
     (event,) = events("one")
     assert amqp.publisher.publish([replace(event, id=4711, headers=headers)]) == [Sent()]
@@ -50,11 +50,11 @@ def test_id_and_headers_arrive_and_no_header_chooses_the_way(amqp: Case, rabbitm
 
 
 @pytest.mark.parametrize("name", ["CC", "BCC"])
-def test_headers_that_rabbitmq_would_take_for_addresses_are_refused(
+def test_headers_that_rabbitmq_would_use_as_routing_keys_are_refused(
     name: str, amqp: Case, rabbitmq_vhost: RabbitNode
 ) -> None:
     with channel(rabbitmq_vhost.url) as owner:
-        declare_anew(owner, "elsewhere")
+        replace_queue(owner, "elsewhere")
         owner.queue_bind("elsewhere", "shop", "elsewhere")
     bad, good = events("bad", "good")
     refused, sent = amqp.publisher.publish([replace(bad, headers={name: ["elsewhere"]}), good])
@@ -64,7 +64,7 @@ def test_headers_that_rabbitmq_would_take_for_addresses_are_refused(
 
 
 @pytest.mark.parametrize("headers", [{"k" * 256: 1}, {"number": 2**63}, {"text": "x" * HEADERS_LIMIT}])
-def test_headers_that_do_not_fit_cost_their_neighbours_nothing(headers: dict[str, Any], amqp: Case) -> None:
+def test_headers_that_do_not_fit_fail_only_their_own_event(headers: dict[str, Any], amqp: Case) -> None:
     bad, good = events("bad", "good")
     refused, sent = amqp.publisher.publish([replace(bad, headers=headers), good])
     assert (type(refused), sent) == (Refused, Sent())
@@ -76,7 +76,7 @@ def test_headers_that_just_fit_arrive(amqp: Case) -> None:
     assert amqp.publisher.publish([replace(event, headers={"text": "x" * (HEADERS_LIMIT - 20)})]) == [Sent()]
 
 
-def test_what_nothing_is_bound_for_fails_and_its_neighbours_arrive(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
+def test_an_event_without_a_bound_queue_fails_and_the_others_arrive(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
     with channel(rabbitmq_vhost.url) as owner:
         owner.exchange_declare("by-kind", "headers", durable=True, auto_delete=False)
         owner.queue_bind("orders", "by-kind", arguments={"kind": "order"})
@@ -84,23 +84,23 @@ def test_what_nothing_is_bound_for_fails_and_its_neighbours_arrive(amqp: Case, r
     with publishing(rabbitmq_vhost.url, exchange="by-kind") as publisher:
         results = publisher.publish(batch)
     assert [type(result) for result in results] == [Failed, Sent] * 3
-    assert "Nothing is bound" in error_of(results[0])
+    assert "No queue is bound" in error_of(results[0])
     assert amqp.arrived() == ["b", "d", "f"]
 
 
-def test_a_queue_that_is_full_fails_what_it_did_not_take(rabbitmq_vhost: RabbitNode) -> None:
+def test_events_that_a_full_queue_rejects_fail(rabbitmq_vhost: RabbitNode) -> None:
     with channel(rabbitmq_vhost.url) as owner:
-        declare_anew(owner, "small", **{"x-max-length": 1, "x-overflow": "reject-publish"})
+        replace_queue(owner, "small", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     with publishing(rabbitmq_vhost.url, routing_key="small") as publisher:
         results = publisher.publish(events("first", "second", "third"))
     assert [type(result) for result in results] == [Sent, Failed, Failed]
     assert "nack" in error_of(results[1])
 
 
-def test_without_its_exchange_each_event_fails_and_with_it_the_publisher_goes_on(rabbitmq_vhost: RabbitNode) -> None:
+def test_events_fail_while_the_exchange_is_missing_and_arrive_after_it_is_declared(rabbitmq_vhost: RabbitNode) -> None:
     url = rabbitmq_vhost.url
     with channel(url) as owner:
-        declare_anew(owner, "orders")
+        replace_queue(owner, "orders")
         owner.exchange_delete("later")
     with publishing(url, exchange="later", routing_key="new") as publisher:
         results = publisher.publish(events(*(f"event {n}" for n in range(300))))
@@ -113,7 +113,7 @@ def test_without_its_exchange_each_event_fails_and_with_it_the_publisher_goes_on
     assert len(taken(url, "orders")) == 1
 
 
-def test_an_event_that_closes_the_channel_costs_its_neighbours_nothing(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
+def test_an_event_that_makes_rabbitmq_close_the_channel_fails_alone(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
     own_process(rabbitmq_vhost)
     before, bad, after = events("before", "bad", "after")
     results = amqp.publisher.publish([before, replace(bad, payload={"ids": ["x" * LARGEST_MESSAGE]}), after])
@@ -122,8 +122,8 @@ def test_an_event_that_closes_the_channel_costs_its_neighbours_nothing(amqp: Cas
     assert set(amqp.arrived()) == {"before", "after"}
 
 
-def test_a_thousand_events_wait_for_their_confirms_together(amqp: Case, proxy: Proxy) -> None:
-    """No answer comes before the last event has passed: whoever waits for one by one waits in vain."""
+def test_a_thousand_events_are_written_before_the_first_confirm_is_awaited(amqp: Case, proxy: Proxy) -> None:
+    """The proxy delays all answers until the last event has passed: waiting for each confirm would time out."""
     names = [f"event {n:04}" for n in range(1000)]
     with publishing(proxy.url, exchange="shop", routing_key="new") as publisher:
         publisher.publish(events("opens the connection"))
@@ -132,7 +132,7 @@ def test_a_thousand_events_wait_for_their_confirms_together(amqp: Case, proxy: P
     assert amqp.arrived()[1:] == names
 
 
-def test_a_connection_that_broke_while_idle_costs_no_event(amqp: Case, proxy: Proxy) -> None:
+def test_a_connection_lost_while_idle_is_opened_again_and_no_event_fails(amqp: Case, proxy: Proxy) -> None:
     with publishing(proxy.url, exchange="shop", routing_key="new") as publisher:
         publisher.publish(events("before"))
         proxy.hang_up()
@@ -140,14 +140,16 @@ def test_a_connection_that_broke_while_idle_costs_no_event(amqp: Case, proxy: Pr
     assert amqp.arrived() == ["before", "after 1", "after 2"]
 
 
-def test_a_connection_that_rabbitmq_closed_while_idle_costs_no_event(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
+def test_a_connection_that_rabbitmq_closed_while_idle_is_opened_again_and_no_event_fails(
+    amqp: Case, rabbitmq_vhost: RabbitNode
+) -> None:
     amqp.publisher.publish(events("before"))
     close_connections(rabbitmq_vhost)
     assert amqp.publisher.publish(events("after 1", "after 2")) == [Sent(), Sent()]
     assert amqp.arrived() == ["before", "after 1", "after 2"]
 
 
-def test_what_was_confirmed_before_the_connection_broke_is_sent_and_the_rest_is_given_back(
+def test_events_confirmed_before_the_connection_was_lost_are_sent_and_the_others_are_released(
     amqp: Case, proxy: Proxy
 ) -> None:
     with publishing(proxy.url, exchange="shop", routing_key="new") as publisher:
@@ -157,7 +159,7 @@ def test_what_was_confirmed_before_the_connection_broke_is_sent_and_the_rest_is_
     assert amqp.arrived() == ["opens the connection", "first"]
 
 
-def test_a_connection_that_breaks_before_any_answer_is_down(amqp: Case, proxy: Proxy) -> None:
+def test_a_destination_is_down_if_the_connection_is_lost_before_any_answer(amqp: Case, proxy: Proxy) -> None:
     with publishing(proxy.url, exchange="shop", routing_key="new") as publisher:
         publisher.publish(events("opens the connection"))
         proxy.hang_up_at("second")
@@ -165,21 +167,21 @@ def test_a_connection_that_breaks_before_any_answer_is_down(amqp: Case, proxy: P
             publisher.publish(events("first", "second"))
 
 
-def test_an_alarm_is_down_and_nothing_more_is_written_until_it_is_over(amqp: Case, rabbitmq_vhost: RabbitNode) -> None:
-    """RabbitMQ says so only to who publishes, and keeps that message until the alarm is over."""
+def test_a_destination_is_down_during_an_alarm_and_nothing_more_is_written(
+    amqp: Case, rabbitmq_vhost: RabbitNode
+) -> None:
+    """RabbitMQ announces an alarm only to publishers, and delivers their first message after the alarm."""
     amqp.publisher.publish(events("before"))
     with alarm(rabbitmq_vhost):
         for probe in ("probe 1", "probe 2", "probe 3"):
             with pytest.raises(DestinationDown, match="short of memory or disk"):
                 amqp.publisher.publish(events(probe))
-    wait_until(lambda: is_sent(amqp, "after"), "RabbitMQ takes messages again")
+    wait_until(lambda: is_sent(amqp, "after"), "RabbitMQ accepts messages again")
     assert sorted(amqp.arrived()) == ["after", "before", "probe 1"]
 
 
 @pytest.mark.parametrize("what", ["login", "vhost"])
-def test_who_is_not_let_in_finds_the_destination_down_and_no_password_in_the_reason(
-    what: str, rabbitmq_vhost: RabbitNode
-) -> None:
+def test_a_refused_login_is_reported_without_the_password(what: str, rabbitmq_vhost: RabbitNode) -> None:
     url = rabbitmq_vhost.url
     user, _, place = url.removeprefix("amqp://").partition("@")
     wrong = {"login": f"amqp://{CANARY}:{CANARY}@{place}", "vhost": f"amqp://{user}@{place}-unknown"}[what]
@@ -191,7 +193,7 @@ def test_who_is_not_let_in_finds_the_destination_down_and_no_password_in_the_rea
 
 
 @pytest.mark.parametrize("url", [f"amqp://u:{CANARY}#@h/", f"amqp://u@h:{CANARY}/", f"http://u:{CANARY}@h/"])
-def test_an_address_that_cannot_be_used_is_a_sentence_without_its_password(url: str) -> None:
+def test_the_error_about_a_bad_address_does_not_show_its_password(url: str) -> None:
     with pytest.raises(ValueError, match="it") as refused:
         AmqpPublisher(url, exchange="", routing_key="q")
     assert CANARY not in repr(refused.value)
@@ -199,7 +201,7 @@ def test_an_address_that_cannot_be_used_is_a_sentence_without_its_password(url: 
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
 
 
-def test_amqps_is_for_the_name_in_the_address_and_for_certificates_that_the_system_trusts(
+def test_amqps_checks_the_host_name_and_trusts_the_certificates_of_the_system(
     amqp: Case, rabbitmq_vhost: RabbitNode, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -231,9 +233,9 @@ def proxy(rabbitmq_vhost: RabbitNode) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate of localhost that signs itself, in one file."""
+    """A file with a key and a self-signed certificate of localhost."""
     if not shutil.which("openssl"):
-        pytest.skip("there is no openssl to make a certificate with")
+        pytest.skip("openssl is needed to make a certificate")
     folder = tmp_path_factory.mktemp("tls")
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", "key.pem")
     names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")

@@ -1,4 +1,4 @@
-"""Every publisher keeps the contract of `outbox/publishers/contract.py`, against its real server."""
+"""Every publisher keeps the contract of outbox/publishers/contract.py, tested with its real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return made
 
 
-def test_what_is_reported_as_sent_has_arrived_once(case: Case) -> None:
+def test_events_reported_as_sent_have_arrived_once(case: Case) -> None:
     names = [f"event {n:03}" for n in range(250)]
     results = case.publisher.publish(events(*names))
     assert [type(result) for result in results] == [Sent] * 250
@@ -24,19 +24,19 @@ def test_what_is_reported_as_sent_has_arrived_once(case: Case) -> None:
     assert (arrived if case.keeps_order else sorted(arrived)) == names
 
 
-def test_text_of_any_language_arrives_as_it_was(case: Case) -> None:
+def test_text_of_any_language_arrives_unchanged(case: Case) -> None:
     case.publisher.publish(events("naïve 任务 🥬 \\ \" '"))
     assert case.arrived() == ["naïve 任务 🥬 \\ \" '"]
 
 
-def test_a_server_that_refuses_connections_is_down(case: Case) -> None:
+def test_a_destination_that_refuses_connections_is_down(case: Case) -> None:
     publisher = case.unreachable()
     with pytest.raises(DestinationDown):
         publisher.publish(events("lost"))
     publisher.close()
 
 
-def test_a_server_that_hangs_is_down_after_a_few_seconds_and_can_be_used_again(case: Case) -> None:
+def test_a_destination_that_hangs_is_down_after_a_few_seconds_and_can_be_used_again_later(case: Case) -> None:
     case.publisher.publish(events("before"))
     with case.hanging(), pytest.raises(DestinationDown):
         case.publisher.publish(events("while it hangs"))
@@ -44,6 +44,6 @@ def test_a_server_that_hangs_is_down_after_a_few_seconds_and_can_be_used_again(c
     assert {"before", "after"} <= set(case.arrived())
 
 
-def test_a_closed_publisher_opens_again(case: Case) -> None:
+def test_a_closed_publisher_can_be_used_again(case: Case) -> None:
     case.publisher.close()
     assert [type(result) for result in case.publisher.publish(events("again"))] == [Sent]

@@ -1,4 +1,4 @@
-"""What only the publisher to Kafka does."""
+"""The publisher to Kafka."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.outbox.publishers.case import Case, events
 from tests.servers import wait_until
 
 CANARY = "canary-7f3a"
-PATIENCE = "outbox.publishers.kafka.PATIENCE_SECONDS"
+PATIENCE = "outbox.publishers.contract.PATIENCE_SECONDS"
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ def kinds(results: Any) -> list[type]:
     return [type(result) for result in results]
 
 
-def test_a_record_says_what_the_event_was_and_where_it_lies(
+def test_a_record_has_the_key_payload_and_headers_of_its_event(
     kafka: Case, kafka_cluster: KafkaCluster, kafka_topic: str
 ) -> None:
-    headers = {"kind": "naïve", "tries": 3, "event-id": "another's"}
+    headers = {"kind": "naïve", "tries": 3, "event-id": "of another event"}
     given = replace(event({"a": [1, "é\ud800"]}, key="customer 7", headers=headers), id=41)
     (result,) = kafka.publisher.publish([given])
     (record,) = kafka_cluster.records(kafka_topic)
@@ -61,7 +61,7 @@ def test_a_record_says_what_the_event_was_and_where_it_lies(
     assert result == Sent(f"{kafka_topic}/{record.partition()}/{record.offset()}")
 
 
-def test_events_of_one_key_lie_in_one_partition_in_their_order(
+def test_events_of_one_key_are_in_one_partition_in_their_order(
     kafka: Case, kafka_cluster: KafkaCluster, kafka_topic: str
 ) -> None:
     for batch in range(5):
@@ -76,12 +76,14 @@ def test_events_of_one_key_lie_in_one_partition_in_their_order(
         assert [n for _, n in found] == sorted(n for _, n in found)
 
 
-def test_events_without_a_key_are_spread(kafka: Case, kafka_cluster: KafkaCluster, kafka_topic: str) -> None:
+def test_events_without_a_key_are_spread_over_the_partitions(
+    kafka: Case, kafka_cluster: KafkaCluster, kafka_topic: str
+) -> None:
     kafka.publisher.publish(events(*map(str, range(60))))
     assert {record.partition() for record in kafka_cluster.records(kafka_topic)} == {0, 1, 2}
 
 
-def test_an_event_that_is_too_large_costs_its_neighbours_nothing(kafka: Case) -> None:
+def test_an_event_that_is_too_large_is_refused_and_the_others_arrive(kafka: Case) -> None:
     before, after = events("before", "after")
     results = kafka.publisher.publish([before, event("x" * 2_000_000), after])
     assert kinds(results) == [Sent, Refused, Sent]
@@ -89,34 +91,32 @@ def test_an_event_that_is_too_large_costs_its_neighbours_nothing(kafka: Case) ->
 
 
 @pytest.mark.parametrize("verdict", [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD])
-def test_the_verdict_on_records_that_travelled_together_is_no_verdict_on_each(
+def test_records_that_kafka_rejected_together_are_sent_again_one_by_one(
     kafka: Case, kafka_cluster: KafkaCluster, verdict: int
 ) -> None:
-    kafka_cluster.fail_requests(PRODUCE, [verdict] * 3)  # a request for each partition, and none for the next attempt
+    kafka_cluster.fail_requests(PRODUCE, [verdict] * 3)  # the first request of each partition
     assert kinds(kafka.publisher.publish(events(*map(str, range(30))))) == [Sent] * 30
     assert sorted(map(int, kafka.arrived())) == list(range(30))
 
 
 @pytest.mark.parametrize("verdict", [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD])
-def test_an_event_that_kafka_does_not_take_by_itself_is_refused(
-    kafka: Case, kafka_cluster: KafkaCluster, verdict: int
-) -> None:
+def test_an_event_that_kafka_rejects_alone_is_refused(kafka: Case, kafka_cluster: KafkaCluster, verdict: int) -> None:
     kafka_cluster.fail_requests(PRODUCE, [verdict])
     assert kinds(kafka.publisher.publish(events("bad"))) == [Refused]
     assert kinds(kafka.publisher.publish(events("good"))) == [Sent]
 
 
-def test_a_record_that_kafka_has_already_is_sent_whatever_the_options_say(
+def test_a_record_that_kafka_already_has_is_sent_and_options_cannot_switch_off_idempotence(
     kafka_cluster: KafkaCluster, with_options: Callable[[Mapping[str, str]], KafkaPublisher]
 ) -> None:
-    """Only an idempotent producer takes DUPLICATE_SEQUENCE_NUMBER for a success."""
+    """Only an idempotent producer treats DUPLICATE_SEQUENCE_NUMBER as a success."""
     publisher = with_options({"enable.idempotence": "false", "acks": "1", "message.timeout.ms": "600000"})
     publisher.publish(events("first"))
     kafka_cluster.fail_requests(PRODUCE, [KafkaError.DUPLICATE_SEQUENCE_NUMBER])
     assert publisher.publish(events("sent before, confirmation lost")) == [Sent(None)]
 
 
-def test_a_producer_whose_sequence_broke_is_replaced(kafka: Case, kafka_cluster: KafkaCluster) -> None:
+def test_a_producer_with_a_broken_sequence_is_replaced(kafka: Case, kafka_cluster: KafkaCluster) -> None:
     kafka.publisher.publish(events("before"))
     kafka_cluster.fail_requests(PRODUCE, [KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER] * 10)
     results = kafka.publisher.publish(events(*map(str, range(10))))
@@ -126,7 +126,7 @@ def test_a_producer_whose_sequence_broke_is_replaced(kafka: Case, kafka_cluster:
     assert kinds(kafka.publisher.publish(events("after"))) == [Sent]
 
 
-def test_what_is_confirmed_after_a_producer_broke_is_sent() -> None:
+def test_events_confirmed_after_a_fatal_error_of_the_producer_are_sent() -> None:
     names = [f"event {n:02}" for n in range(60)]
     cluster = KafkaCluster()
     cluster.make_topic("orders", partitions=3)
@@ -141,7 +141,9 @@ def test_what_is_confirmed_after_a_producer_broke_is_sent() -> None:
     cluster.end()
 
 
-def test_a_producer_that_may_not_be_idempotent_fails_and_says_so(kafka: Case, kafka_cluster: KafkaCluster) -> None:
+def test_events_fail_with_the_reason_if_kafka_does_not_permit_an_idempotent_producer(
+    kafka: Case, kafka_cluster: KafkaCluster
+) -> None:
     kafka.publisher.close()
     kafka_cluster.fail_requests(INIT_PRODUCER_ID, [KafkaError.CLUSTER_AUTHORIZATION_FAILED])
     (result,) = kafka.publisher.publish(events("one"))
@@ -150,7 +152,7 @@ def test_a_producer_that_may_not_be_idempotent_fails_and_says_so(kafka: Case, ka
     assert kinds(kafka.publisher.publish(events("one"))) == [Sent]
 
 
-def test_what_kafka_does_not_take_at_once_is_sent_again_within_the_call(
+def test_records_are_sent_again_within_the_call_after_temporary_errors(
     kafka: Case, kafka_cluster: KafkaCluster
 ) -> None:
     cut = KafkaError._TRANSPORT
@@ -159,30 +161,30 @@ def test_what_kafka_does_not_take_at_once_is_sent_again_within_the_call(
     assert kafka.arrived() == ["one"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what the brokers have not read")
-def test_a_pause_of_the_cluster_in_mid_batch_leaves_no_duplicates(kafka: Case, kafka_cluster: KafkaCluster) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads from Linux which requests the brokers have not read")
+def test_a_pause_of_the_cluster_during_a_batch_causes_no_duplicates(kafka: Case, kafka_cluster: KafkaCluster) -> None:
     names = [f"event {n:03}" for n in range(200)]
     kafka.publisher.publish(events("before"))
     with ThreadPoolExecutor(1) as pool:
         with kafka.hanging():
             under_way = pool.submit(kafka.publisher.publish, events(*names))
-            wait_until(kafka_cluster.has_unread_requests, "the batch is on its way")
+            wait_until(kafka_cluster.has_unread_requests, "the batch was sent")
             assert not under_way.done()
         assert kinds(under_way.result()) == [Sent] * 200
     assert sorted(kafka.arrived()) == ["before", *names]
 
 
-def test_nothing_of_a_batch_that_was_given_up_arrives_later(kafka: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_record_of_an_abandoned_batch_arrives_later(kafka: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     kafka.publisher.close()
     with monkeypatch.context() as impatient, kafka.hanging():
         impatient.setattr(PATIENCE, 0.5)
         with pytest.raises(DestinationDown):
-            kafka.publisher.publish([event("x" * 2_000_000), *events("given up before there was a connection")])
+            kafka.publisher.publish([event("x" * 2_000_000), *events("abandoned before there was a connection")])
     assert kinds(kafka.publisher.publish(events("after"))) == [Sent]
     assert kafka.arrived() == ["after"]
 
 
-def test_a_cluster_that_was_killed_is_down_and_one_at_another_address_is_another_publisher(
+def test_a_killed_cluster_is_down_and_publishers_to_other_clusters_go_on(
     kafka: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = KafkaCluster(brokers=1)
@@ -196,7 +198,7 @@ def test_a_cluster_that_was_killed_is_down_and_one_at_another_address_is_another
     assert kinds(kafka.publisher.publish(events("elsewhere"))) == [Sent]
 
 
-def test_a_broker_that_is_away_takes_only_its_own_partitions_with_it(
+def test_an_unreachable_broker_fails_only_the_events_of_its_partitions(
     kafka: Case, kafka_cluster: KafkaCluster, kafka_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"event {n:02}" for n in range(60)]
@@ -212,7 +214,7 @@ def test_a_broker_that_is_away_takes_only_its_own_partitions_with_it(
     assert kinds(kafka.publisher.publish(events("after"))) == [Sent]
 
 
-def test_what_finds_no_place_in_the_queue_waits_for_one(
+def test_events_wait_for_space_in_the_producers_queue(
     kafka: Case, with_options: Callable[[Mapping[str, str]], KafkaPublisher]
 ) -> None:
     names = [f"event {n:03}" for n in range(250)]
@@ -221,7 +223,7 @@ def test_what_finds_no_place_in_the_queue_waits_for_one(
     assert sorted(kafka.arrived()) == names
 
 
-def test_what_finds_no_place_in_time_was_not_tried(
+def test_events_that_find_no_space_in_the_queue_in_time_are_not_tried(
     kafka_cluster: KafkaCluster,
     kafka_topic: str,
     with_options: Callable[[Mapping[str, str]], KafkaPublisher],
@@ -245,7 +247,7 @@ def test_what_finds_no_place_in_time_was_not_tried(
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, "TOPIC_AUTHORIZATION_FAILED"),
     ],
 )
-def test_a_topic_that_cannot_be_used_is_asked_for_again_each_time(
+def test_events_fail_while_a_topic_is_unusable_and_arrive_afterwards(
     kafka: Case, kafka_cluster: KafkaCluster, kafka_topic: str, code: int, sentence: str
 ) -> None:
     kafka_cluster.fail_topic(kafka_topic, code)
@@ -267,7 +269,7 @@ def test_a_topic_that_cannot_be_used_is_asked_for_again_each_time(
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_an_option_that_cannot_be_used_is_named_and_its_value_is_not(
+def test_the_error_about_a_bad_option_names_it_without_its_value(
     with_options: Callable[[Mapping[str, str]], KafkaPublisher],
     options: dict[str, str],
     caplog: pytest.LogCaptureFixture,
@@ -279,14 +281,14 @@ def test_an_option_that_cannot_be_used_is_named_and_its_value_is_not(
     assert CANARY not in result.error + caplog.text
 
 
-def test_an_address_with_a_password_is_not_used_and_not_shown(kafka_topic: str) -> None:
+def test_an_address_with_a_password_is_neither_used_nor_shown(kafka_topic: str) -> None:
     (result,) = KafkaPublisher(f"user:{CANARY}@127.0.0.1:1", kafka_topic).publish(events("one"))
     assert isinstance(result, Failed)
     assert "sasl.password" in result.error
     assert CANARY not in result.error
 
 
-def test_a_password_is_in_no_error_and_no_log(
+def test_no_error_and_no_log_shows_a_password(
     with_options: Callable[[Mapping[str, str]], KafkaPublisher],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -297,11 +299,11 @@ def test_a_password_is_in_no_error_and_no_log(
     publisher = with_options({"security.protocol": "sasl_plaintext", **login, "debug": "conf,security,broker"})
     with pytest.raises(DestinationDown, match="SASL") as down:
         publisher.publish(events("one"))
-    assert "sasl.password" in caplog.text, "librdkafka shows its configuration"
+    assert "sasl.password" in caplog.text, "librdkafka logs its configuration"
     assert CANARY not in caplog.text + str(down.value)
 
 
-def test_what_librdkafka_has_to_say_is_logged_and_not_printed(
+def test_messages_of_librdkafka_are_logged_and_not_printed(
     kafka: Case,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -311,7 +313,7 @@ def test_what_librdkafka_has_to_say_is_logged_and_not_printed(
     monkeypatch.setattr(PATIENCE, 1.0)
     with pytest.raises(DestinationDown, match="Connection refused"):
         kafka.unreachable().publish(events("one"))
-    assert "Connection refused" not in caplog.text, "the error says it, once"
+    assert "Connection refused" not in caplog.text, "only the error says it"
     monkeypatch.undo()
     kafka_cluster.fail_requests(PRODUCE, [KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER] * 10)
     assert kinds(kafka.publisher.publish(events("one"))) == [Failed]
@@ -319,7 +321,7 @@ def test_what_librdkafka_has_to_say_is_logged_and_not_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_child_process_publishes_through_a_producer_of_its_own(kafka: Case) -> None:
+def test_a_forked_process_publishes_with_its_own_producer(kafka: Case) -> None:
     kafka.publisher.publish(events("parent"))
     child = os.fork()
     if not child:
