@@ -1,12 +1,31 @@
-"""Documents: uploaded into the ledger, read and cut into chunks by `document.ingest`, searched by their words.
+"""Documents: upload files, split their text into chunks, and search the chunks by words.
 
-A document is known by its name. Each upload that changes it counts its `revision` up by one, and the key of its task is
-the document and the revision: the same file again meets the same task, a changed one is a new task. Which revision is
-current is said by the row of the document and by nobody else, so that tasks may run in any order: what is written is
-checked against it in the same transaction (`store.replace_chunks`).
+A document is identified by its name. Each upload that changes it increments its `revision`, and the idempotency key of
+its `document.ingest` task is the document id and the revision. So uploading the same file again finds the existing
+task, and a changed file gets a new one. The row of the document says which revision is current. Tasks may run in any
+order, because each one compares its revision with that row in the transaction that writes its chunks
+(`store.replace_chunks`).
 """
 
+from documents.deletion import delete
 from documents.search import Hit, search
-from documents.store import BadDocumentName, DocumentTooLarge, upload
+from documents.store import (
+    BadDocumentName,
+    DocumentTooLarge,
+    ListedDocument,
+    UnknownDocument,
+    list_documents,
+    upload,
+)
 
-__all__ = ["BadDocumentName", "DocumentTooLarge", "Hit", "search", "upload"]
+__all__ = [
+    "BadDocumentName",
+    "DocumentTooLarge",
+    "Hit",
+    "ListedDocument",
+    "UnknownDocument",
+    "delete",
+    "list_documents",
+    "search",
+    "upload",
+]

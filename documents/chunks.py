@@ -1,6 +1,6 @@
-"""Text → chunks of about half a page, each with the end of the one before: what one of them cuts is whole in another.
+"""Split text into chunks of about half a page that overlap, so that a sentence cut by one chunk is whole in another.
 
-Nothing is lost: what the chunks hold after their overlaps, one after the other, is the text.
+Nothing is lost: the chunks without their overlaps, joined together, are the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 SIZE: Final = 1200  # characters, without the overlap
 OVERLAP: Final = 200
 
-# Where a chunk may end, the best first; each is looked for in the second half of what fits.
+# Where a chunk may end, the best place first. Each is looked for in the second half of the text that fits.
 BORDERS: Final = (
     re.compile(r"\n[ \t]*\n"),
     re.compile(r"[.!?…][\"'”’»)\]]*\s|[。！？]"),
@@ -24,24 +24,25 @@ SPACE: Final = re.compile(r"\s")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a text; its first `overlap` characters repeat the end of the one before."""
+    """A part of a text. Its first `overlap` characters repeat the end of the previous chunk."""
 
     text: str
     overlap: int
 
 
-def chunks(text: str, *, size: int = SIZE, overlap: int = OVERLAP) -> list[Chunk]:
-    found: list[Chunk] = []
+def split(text: str, *, size: int = SIZE, overlap: int = OVERLAP) -> list[Chunk]:
+    """Return the chunks of a text, in order."""
+    chunks: list[Chunk] = []
     start = 0
     while start < len(text):
-        end = _end(text, start, size)
-        again = _overlap_start(text, start, overlap)
-        found.append(Chunk(text[again:end], start - again))
+        end = _find_end(text, start, size)
+        overlap_start = _find_overlap_start(text, start, overlap)
+        chunks.append(Chunk(text[overlap_start:end], start - overlap_start))
         start = end
-    return found
+    return chunks
 
 
-def _end(text: str, start: int, size: int) -> int:
+def _find_end(text: str, start: int, size: int) -> int:
     if len(text) - start <= size:
         return len(text)
     for border in BORDERS:
@@ -51,8 +52,8 @@ def _end(text: str, start: int, size: int) -> int:
     return start + size  # one long word, or a script without spaces
 
 
-def _overlap_start(text: str, start: int, overlap: int) -> int:
-    """The beginning of a word, if there is one."""
+def _find_overlap_start(text: str, start: int, overlap: int) -> int:
+    """Prefer the beginning of a word."""
     earliest = max(0, start - overlap)
     if not earliest:
         return 0

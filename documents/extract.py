@@ -1,7 +1,7 @@
-"""A file → its text. HTML and PDF are read in a short-lived process with limits; a worker survives any of them.
+"""Extract the text of a file. HTML and PDF are parsed in a short-lived child process with limits on memory and time.
 
-the file is to blame          `Unreadable`: broken, encrypted, empty, too much memory or time. It will never work.
-the machine may be to blame   `ReaderFailed`: no process, killed by somebody, far too slow. Another attempt may work.
+`Unreadable`     the file is at fault: broken, encrypted, empty, too large or too slow to parse. A retry cannot help.
+`ReaderFailed`   the machine may be at fault: the process was killed, or it was far too slow. A retry may help.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from documents.decoding import decoded
-from documents.file_types import Kind, charset_of, kind_of
+from documents.decoding import NOT_STORABLE, decode
+from documents.file_types import Kind, charset_of, detect_kind
 from documents.unreadable import Extracted, TooMuchText, Unreadable
-from tasks.core.outcomes import storable
 
-MEMORY_BYTES: Final = 1 << 30  # of address space: what it really uses is less
-PATIENCE: Final = 2  # times its processor time, and some seconds to begin with: the machine may be busy
+MEMORY_BYTES: Final = 1 << 30  # address space; the memory in use is less
+CLOCK_PER_CPU_SECOND: Final = 2  # the machine may be busy, so wall-clock time may be longer than processor time
 START_SECONDS: Final = 10
 PROGRAM: Final = Path(__file__).with_name("reader_process.py")
 
 
 class ReaderFailed(Exception):
-    """The process that reads a file did not end as it should."""
+    """The child process that parses a file did not finish normally."""
 
 
 def extract(
@@ -33,41 +32,42 @@ def extract(
     *,
     name: str,
     media_type: str,
-    most: int,
-    most_pages: int,
+    max_characters: int,
+    max_pages: int,
     cpu_seconds: int,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Extracted:
-    """Its text as PostgreSQL can hold it, of at most so many characters."""
+    """Return the text of a file, free of characters that PostgreSQL cannot store."""
     if not content:
         raise Unreadable("The file is empty.")
-    kind = kind_of(name, media_type, content)
-    if kind in (Kind.TEXT, Kind.MARKDOWN):  # Markdown is made to be read as it is written
-        found = Extracted(decoded(content, charset_of(media_type)))
+    kind = detect_kind(name, media_type, content)
+    if kind in (Kind.TEXT, Kind.MARKDOWN):  # Markdown is readable as it is written
+        extracted = Extracted(decode(content, charset_of(media_type)))
     else:
-        how = {"kind": kind, "charset": charset_of(media_type), "most": most, "mostPages": most_pages}
-        found = _in_a_process(content, {**how, "memoryBytes": memory_bytes, "cpuSeconds": cpu_seconds})
-    if len(found.text) > most:
-        raise TooMuchText(most)
-    if not found.text.strip():
-        raise Unreadable("There is no text in it." + (" Is it a scan?" if kind is Kind.PDF else ""))
-    return Extracted(storable(found.text), found.pages)
+        limits = {"memoryBytes": memory_bytes, "cpuSeconds": cpu_seconds}
+        sizes = {"maxCharacters": max_characters, "maxPages": max_pages}
+        extracted = _read_in_child(content, {"kind": kind, "charset": charset_of(media_type), **sizes, **limits})
+    if len(extracted.text) > max_characters:
+        raise TooMuchText(max_characters)
+    if not extracted.text.strip():
+        raise Unreadable("The file has no text." + (" Is it a scan?" if kind is Kind.PDF else ""))
+    return Extracted(NOT_STORABLE.sub("\N{REPLACEMENT CHARACTER}", extracted.text), extracted.pages)
 
 
-def _in_a_process(content: bytes, how: dict[str, Any]) -> Extracted:
-    """It knows nothing of our environment: there are passwords in it."""
-    patience = START_SECONDS + PATIENCE * how["cpuSeconds"]
-    command = [sys.executable, "-I", str(PROGRAM), json.dumps(how)]
+def _read_in_child(content: bytes, options: dict[str, Any]) -> Extracted:
+    """Run the parser with an empty environment, because ours contains passwords."""
+    seconds = START_SECONDS + CLOCK_PER_CPU_SECOND * options["cpuSeconds"]
+    command = [sys.executable, "-I", str(PROGRAM), json.dumps(options)]
     try:
-        done = subprocess.run(command, input=content, capture_output=True, env={}, timeout=patience, check=False)
+        done = subprocess.run(command, input=content, capture_output=True, env={}, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise ReaderFailed(f"The {how['kind']} was not read within {patience} s.") from None
+        raise ReaderFailed(f"Reading the {options['kind']} file took longer than {seconds} s.") from None
     if done.returncode == -signal.SIGXCPU:
-        raise Unreadable(f"It takes more than {how['cpuSeconds']} s of processor time to be read.")
+        raise Unreadable(f"Reading the file takes more than {options['cpuSeconds']} s of processor time.")
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
-        raise ReaderFailed(f"The process that read the {how['kind']} ended with {done.returncode}: {said}")
+        last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
+        raise ReaderFailed(f"The process that reads {options['kind']} files exited with {done.returncode}: {last_line}")
     answer = json.loads(done.stdout)
-    if "refused" in answer:
-        raise Unreadable(answer["refused"])
+    if "unreadable" in answer:
+        raise Unreadable(answer["unreadable"])
     return Extracted(answer["text"], answer["pages"])

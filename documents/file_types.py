@@ -1,4 +1,4 @@
-"""What kind of file it is: its first bytes are believed first, then the media type that came with it, then its name."""
+"""Detect the type of a file: its first bytes count most, then the media type that was sent with it, then its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from documents.unreadable import Unreadable
 
 
 class Kind(StrEnum):
-    """A kind of file that is understood."""
+    """A supported type of file."""
 
     TEXT = "text"
     MARKDOWN = "Markdown"
@@ -27,8 +27,8 @@ SUFFIXES: Final = {
     ".xhtml": "application/xhtml+xml",
     ".pdf": "application/pdf",
 }
-UNKNOWN: Final = "application/octet-stream"  # what a client says that does not know
-PDF_BEGINS: Final = b"%PDF-"
+UNKNOWN: Final = "application/octet-stream"  # sent by clients that do not know the type
+PDF_START: Final = b"%PDF-"
 _KINDS: Final = {
     "text/markdown": Kind.MARKDOWN,
     "text/x-markdown": Kind.MARKDOWN,
@@ -39,33 +39,33 @@ _KINDS: Final = {
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 
 
-def media_type_of(name: str, given: str | None) -> str:
-    """As it is stored: in small letters, with its charset if one was given; of the name if nothing useful was."""
+def normalize_media_type(name: str, given: str | None) -> str:
+    """Return the media type to store: lower case, with its charset if one was given; else the type of the suffix."""
     message = Message()
     message["Content-Type"] = " ".join((given or "").split())[:200]
     plain = (given or "").partition(";")[0].strip().lower()
     if not _MEDIA_TYPE.fullmatch(plain) or plain == UNKNOWN:
-        return SUFFIXES.get(suffix(name), UNKNOWN)
+        return SUFFIXES.get(suffix_of(name), UNKNOWN)
     charset = message.get_content_charset()
     return f"{plain}; charset={charset}" if charset and charset.isascii() else plain
 
 
-def kind_of(name: str, media_type: str, content: bytes) -> Kind:
-    """`Unreadable` if it is none of ours."""
+def detect_kind(name: str, media_type: str, content: bytes) -> Kind:
+    """Return the type of a file, or raise `Unreadable` if it is not supported."""
     plain = media_type.partition(";")[0]
-    if content.startswith(PDF_BEGINS):
+    if content.startswith(PDF_START):
         return Kind.PDF
     if plain in _KINDS:
         return _KINDS[plain]
     if plain.startswith("text/"):
         return Kind.TEXT
-    what = f"files that end in {suffix(name)}" if suffix(name) else "files of this kind"
-    raise Unreadable(f"It is {media_type}, and {what} are not understood: text, Markdown, HTML and PDF are.")
+    files = f"{suffix_of(name)} files" if suffix_of(name) else "such files"
+    raise Unreadable(f"The file is {media_type}, and {files} are not supported; use text, Markdown, HTML or PDF.")
 
 
 def charset_of(media_type: str) -> str | None:
     return media_type.partition("; charset=")[2] or None
 
 
-def suffix(name: str) -> str:
+def suffix_of(name: str) -> str:
     return PurePosixPath(name).suffix.lower()

@@ -1,7 +1,7 @@
-"""HTML → text: what a reader would see, in lines and paragraphs, with the title first.
+"""Extract the text that a reader of an HTML page sees, in lines and paragraphs, with the title first.
 
-The parser of the standard library keeps no tree: a million nested tags are a million events and no depth. Whatever the
-page does to it in time or memory, `documents/extract.py` runs it in a process that has little of both.
+The parser of the standard library builds no tree, so a million nested tags cost no depth. `documents/extract.py` runs
+it in a child process, because a hostile page can make it use much time or memory.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 from html.parser import HTMLParser
 from typing import Final
 
-from documents.decoding import decoded
+from documents.decoding import decode
 from documents.unreadable import Extracted, TooMuchText
 
-MUTE: Final = frozenset({"script", "style"})
+HIDDEN: Final = frozenset({"script", "style"})
 PARAGRAPHS: Final = frozenset(
     ("address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog", "div", "dl", "dt",
      "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "legend",
@@ -21,38 +21,38 @@ PARAGRAPHS: Final = frozenset(
 )  # fmt: skip
 LINES: Final = frozenset({"br", "li", "option", "tr"})
 CELLS: Final = frozenset({"td", "th"})
-DECLARED_WITHIN: Final = 1024  # where a page may say how it is encoded
+DECLARED_WITHIN: Final = 1024  # bytes in which a page may declare its encoding
 DECLARATION: Final = re.compile(
     rb"""(?:charset|<\?xml[^>]{0,100}encoding)\s{0,9}=\s{0,9}["']?([A-Za-z0-9_:.-]{1,40})"""
 )
 SPACES: Final = re.compile(r"[ \t\n\f\r]+")
 
 
-def read_html(content: bytes, *, charset: str | None, most: int) -> Extracted:
-    page = _Page(most)
-    page.feed(decoded(content, charset or _declared(content)))
+def read_html(content: bytes, *, charset: str | None, max_characters: int) -> Extracted:
+    page = _Page(max_characters)
+    page.feed(decode(content, charset or _find_charset(content)))
     page.close()
     return Extracted(page.text())
 
 
-def _declared(content: bytes) -> str | None:
-    """A page that says UTF-16 in letters of one byte is not in UTF-16."""
+def _find_charset(content: bytes) -> str | None:
+    """Return the declared encoding. A declaration of UTF-16 that is readable as ASCII must be wrong, so ignore it."""
     found = DECLARATION.search(content[:DECLARED_WITHIN])
     charset = found[1].decode().lower() if found else ""
     return None if charset.startswith(("utf-16", "utf-32")) else charset or None
 
 
 class _Page(HTMLParser):
-    """Collects words, and whether a space, a line or a paragraph stands between them."""
+    """Collects the words, and the space, line break or paragraph break between them."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_characters: int) -> None:
         super().__init__(convert_charrefs=True)
-        self.most = most
+        self.max_characters = max_characters
         self.length = 0
         self.parts: list[str] = []
-        self.gap = ""  # what stands before the next word
+        self.gap = ""  # written before the next word
         self.title: list[str] = []
-        self.muted_by: str | None = None
+        self.hidden_by: str | None = None
         self.is_in_title = False
         self.pre_depth = 0
 
@@ -62,25 +62,25 @@ class _Page(HTMLParser):
         return f"{title}\n\n{body}".strip() if title else body
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in MUTE:
-            self.muted_by = tag
-        elif tag == "title" and not self.title:  # the first: pictures (svg) have titles too
+        if tag in HIDDEN:
+            self.hidden_by = tag
+        elif tag == "title" and not self.title:  # only the first one: pictures (svg) have titles too
             self.is_in_title = True
         elif tag == "img":
-            self._say(dict(attrs).get("alt") or "")
+            self._add_flowing(dict(attrs).get("alt") or "")
         self.pre_depth += tag == "pre"
-        self._part(tag)
+        self._widen_gap(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == self.muted_by:
-            self.muted_by = None
+        if tag == self.hidden_by:
+            self.hidden_by = None
         elif tag == "title":
             self.is_in_title = False
         self.pre_depth -= tag == "pre" and self.pre_depth > 0
-        self._part(tag)
+        self._widen_gap(tag)
 
     def handle_data(self, data: str) -> None:
-        if self.muted_by:
+        if self.hidden_by:
             return
         if self.is_in_title:
             self._count(data)
@@ -88,10 +88,10 @@ class _Page(HTMLParser):
         elif self.pre_depth:
             self._add(data)
         else:
-            self._say(data)
+            self._add_flowing(data)
 
-    def _say(self, data: str) -> None:
-        """Spaces and ends of lines in a page are one space, or none beside a gap that is wider."""
+    def _add_flowing(self, data: str) -> None:
+        """Add text outside `pre`: a run of white space becomes one space, or nothing next to a wider gap."""
         spaced = SPACES.sub(" ", data)
         if spaced.startswith(" "):
             self.gap = self.gap or " "
@@ -99,7 +99,7 @@ class _Page(HTMLParser):
             self._add(words)
             self.gap = " " if spaced.endswith(" ") else ""
 
-    def _part(self, tag: str) -> None:
+    def _widen_gap(self, tag: str) -> None:
         if tag in PARAGRAPHS:
             self.gap = "\n\n"
         elif tag in LINES and self.gap != "\n\n":
@@ -114,5 +114,5 @@ class _Page(HTMLParser):
 
     def _count(self, words: str) -> None:
         self.length += len(words)
-        if self.length > self.most:
-            raise TooMuchText(self.most)
+        if self.length > self.max_characters:
+            raise TooMuchText(self.max_characters)

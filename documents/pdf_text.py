@@ -1,4 +1,4 @@
-"""PDF → text, page by page. Only what the file says in letters: pictures of text (scans) are not read."""
+"""Extract the text of a PDF, page by page. Text in pictures (scans) is not recognised."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from pypdf.errors import DependencyError, LimitReachedError
 
 from documents.unreadable import Extracted, TooMuchText, Unreadable
 
-ENCRYPTED = "The PDF is encrypted, and only whoever has its password can read it."
-BOMB = "The PDF unpacks into far more than it should."
+ENCRYPTED = "The PDF is encrypted; upload a copy without a password."
+BOMB = "The PDF is compressed so strongly that it would unpack into far too much data."
 
 
-def read_pdf(content: bytes, *, most: int, most_pages: int) -> Extracted:
+def read_pdf(content: bytes, *, max_characters: int, max_pages: int) -> Extracted:
     try:
-        return _read(content, most, most_pages)
+        return _read(content, max_characters, max_pages)
     except (Unreadable, MemoryError):
         raise
     except LimitReachedError:
         raise Unreadable(BOMB) from None
     except RecursionError:
         raise Unreadable("The PDF is nested too deeply.") from None
-    except Exception as error:  # pypdf lets anything through that a broken file can cause
+    except Exception as error:  # a broken file can make pypdf raise anything
         raise Unreadable(f"The PDF is broken: {_first_line(error)}.") from None
 
 
-def _read(content: bytes, most: int, most_pages: int) -> Extracted:
+def _read(content: bytes, max_characters: int, max_pages: int) -> Extracted:
     reader = pypdf.PdfReader(io.BytesIO(content))
     if reader.is_encrypted:
-        _open(reader)
+        _decrypt(reader)
     count = len(reader.pages)
-    if count > most_pages:
-        raise Unreadable(f"The PDF has {count:,} pages, and {most_pages:,} is the most.")
+    if count > max_pages:
+        raise Unreadable(f"The PDF has {count:,} pages; the limit is {max_pages:,} (DOCUMENT_MAX_PAGES).")
     texts: list[str] = []
     length = 0
     for page in reader.pages:
         text = page.extract_text().strip()
         length += len(text) + 2
-        if length > most:
-            raise TooMuchText(most)
+        if length > max_characters:
+            raise TooMuchText(max_characters)
         texts.append(text)
     return Extracted("\n\n".join(filter(None, texts)), pages=count)
 
 
-def _open(reader: pypdf.PdfReader) -> None:
-    """Many are encrypted with an empty password: everybody may read them, and not print."""
+def _decrypt(reader: pypdf.PdfReader) -> None:
+    """Try the empty password: many PDFs are encrypted with it, to forbid printing but not reading."""
     try:
         if reader.decrypt(""):
             return
     except DependencyError:
-        pass  # AES: without another package nobody can say whether the password is empty
+        pass  # AES needs another package, so the empty password cannot be tried
     raise Unreadable(ENCRYPTED)
 
 
 def _first_line(error: Exception) -> str:
-    said = str(error).strip().partition("\n")[0][:200].rstrip(".")
-    return said or type(error).__name__
+    message = str(error).strip().partition("\n")[0][:200].rstrip(".")
+    return message or type(error).__name__

@@ -1,8 +1,8 @@
-"""A program: reads one HTML or PDF file from stdin and writes its text to stdout as JSON, with little memory and time.
+"""A program that reads one HTML or PDF file from stdin and writes its text to stdout as JSON, within limits.
 
-`documents/extract.py` starts it. What a hostile file does to a parser, it does to this process, which has no
-connection, no secret and no file. It is run by its path, and `tasks` is there as a mere folder: the package itself
-would load Celery and SQLAlchemy for a second.
+`documents/extract.py` starts it. A hostile file can only harm this process, which has no connection, no secret and no
+open file. It is run by its path, and registers `documents` as a package without running its `__init__.py`, which would
+load Celery and SQLAlchemy and take a second.
 """
 
 from __future__ import annotations
@@ -19,53 +19,54 @@ from typing import Any
 
 
 def main() -> None:
-    how = json.loads(sys.argv[1])
-    limit(resource.RLIMIT_AS, how["memoryBytes"])
-    limit(resource.RLIMIT_CPU, how["cpuSeconds"], then=5)  # SIGXCPU says why it ended, the SIGKILL after it would not
-    limit(resource.RLIMIT_FSIZE, 0)  # it has no file to write
-    limit(resource.RLIMIT_CORE, 0)
-    logging.disable()  # pypdf complains of every oddity
-    sys.stdout.write(answer(sys.stdin.buffer.read(), how))
+    options = json.loads(sys.argv[1])
+    set_limit(resource.RLIMIT_AS, options["memoryBytes"])
+    set_limit(resource.RLIMIT_CPU, options["cpuSeconds"], grace=5)  # SIGXCPU first, which names the cause, then SIGKILL
+    set_limit(resource.RLIMIT_FSIZE, 0)  # it writes no file
+    set_limit(resource.RLIMIT_CORE, 0)
+    logging.disable()  # pypdf warns of every oddity
+    sys.stdout.write(read_as_json(sys.stdin.buffer.read(), options))
 
 
-def answer(content: bytes, how: Mapping[str, Any]) -> str:
-    """The text, or why there is none and never will be."""
-    from documents.unreadable import Unreadable  # noqa: PLC0415 - found only as a mere folder
+def read_as_json(content: bytes, options: Mapping[str, Any]) -> str:
+    """Return the text, or the reason why the file can never be read."""
+    from documents.unreadable import Unreadable  # noqa: PLC0415 - importable only after register_package
 
     try:
-        return json.dumps(read(content, how))
-    except Unreadable as refused:
-        return json.dumps({"refused": str(refused)})
+        return json.dumps(read(content, options))
+    except Unreadable as error:
+        return json.dumps({"unreadable": str(error)})
     except MemoryError:
-        pass  # what held the memory goes with the traceback
-    return json.dumps({"refused": f"It needs more than {how['memoryBytes'] >> 20:,} MiB of memory to be read."})
+        pass  # leaving the block drops the traceback, and with it the memory
+    limit = f"{options['memoryBytes'] >> 20:,} MiB"
+    return json.dumps({"unreadable": f"Reading the file takes more than {limit} of memory."})
 
 
-def read(content: bytes, how: Mapping[str, Any]) -> dict[str, Any]:
-    if how["kind"] == "PDF":
-        from documents.pdf_text import read_pdf  # noqa: PLC0415 - a page of HTML needs no pypdf
+def read(content: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
+    max_characters = options["maxCharacters"]
+    if options["kind"] == "PDF":
+        from documents.pdf_text import read_pdf  # noqa: PLC0415 - HTML does not need pypdf
 
-        found = read_pdf(content, most=how["most"], most_pages=how["mostPages"])
+        extracted = read_pdf(content, max_characters=max_characters, max_pages=options["maxPages"])
     else:
         from documents.html_text import read_html  # noqa: PLC0415
 
-        found = read_html(content, charset=how["charset"], most=how["most"])
-    return {"text": found.text, "pages": found.pages}
+        extracted = read_html(content, charset=options["charset"], max_characters=max_characters)
+    return {"text": extracted.text, "pages": extracted.pages}
 
 
-def limit(what: int, most: int, *, then: int = 0) -> None:
-    """`then`: so much later without mercy."""
-    with contextlib.suppress(ValueError, OSError):  # a lower limit is in force, or the system does not know this one
-        resource.setrlimit(what, (most, most + then))
+def set_limit(kind: int, soft: int, *, grace: int = 0) -> None:
+    with contextlib.suppress(ValueError, OSError):  # a lower limit is in force, or the system does not have this one
+        resource.setrlimit(kind, (soft, soft + grace))
 
 
-def as_mere_folders(*names: str) -> None:
-    for name in names:
-        module = types.ModuleType(name)
-        module.__path__ = [str(Path(__file__).resolve().parents[1].joinpath(*name.split(".")))]
-        sys.modules[name] = module
+def register_package(name: str) -> None:
+    """Make the modules of a package importable without running its `__init__.py`."""
+    module = types.ModuleType(name)
+    module.__path__ = [str(Path(__file__).resolve().parents[1] / name)]
+    sys.modules[name] = module
 
 
 if __name__ == "__main__":
-    as_mere_folders("documents")
+    register_package("documents")
     main()

@@ -1,25 +1,26 @@
-"""Searching: whatever somebody types, over the words of all chunks, the best first.
+"""Full-text search over the chunks of all documents.
 
-`websearch_to_tsquery` never raises: words are all wanted, "quotes" are a phrase, `or` is or, `-word` is not. Words are
-compared as they are written but for their case: documents come in any language, so no ending is cut off ('simple').
+`websearch_to_tsquery` accepts any input: all words must occur, "quotes" make a phrase, `or` separates alternatives,
+`-word` excludes. Only the case of a word is ignored; words are not stemmed ('simple'), because documents may be in any
+language.
 """
 
 from __future__ import annotations
 
-import re
 import uuid
 from dataclasses import dataclass
 from typing import Final
 
+from documents.decoding import NOT_STORABLE
 from models.sql import sql
 from outbox.lease import Db, connection_of
 
-MOST_HITS: Final = 100
-MOST_CHARACTERS: Final = 1000  # of what is searched for
-_NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+MAX_HITS: Final = 100
+MAX_CHARACTERS: Final = 1000  # of the query
 
-# search: ranked by how often and how near the words stand (cover density), against the length of the chunk, as a number
-# below 1; only what is shown is highlighted, and brackets of the document itself are no highlights.
+# search: rank by how often and how close together the words occur (cover density), divided by the length of the chunk,
+# scaled below 1. Only the hits that are returned are highlighted. ⟦ ⟧ in a document become [ ], so they cannot be
+# mistaken for highlights.
 SEARCH: Final = sql("""
     WITH asked AS MATERIALIZED (SELECT websearch_to_tsquery('simple', :words) AS query),
     found AS MATERIALIZED (
@@ -37,17 +38,16 @@ SEARCH: Final = sql("""
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that was found."""
+    """A chunk that matches the query."""
 
     document_id: uuid.UUID
     name: str
     position: int
     rank: float
-    highlight: str  # plain text; ⟦ and ⟧ stand around what was searched for
+    highlight: str  # plain text with ⟦ ⟧ around the words that match
 
 
 def search(connection: Db, words: str, *, limit: int = 10) -> list[Hit]:
-    """The best chunks. Nothing that somebody types is an error; nothing to look for finds nothing."""
-    asked = _NOT_STORABLE.sub(" ", words)[:MOST_CHARACTERS]
-    values = {"words": asked, "limit": max(1, min(limit, MOST_HITS))}
+    """Return the best chunks. No input is an error, and an empty query finds nothing."""
+    values = {"words": NOT_STORABLE.sub(" ", words)[:MAX_CHARACTERS], "limit": max(1, min(limit, MAX_HITS))}
     return [Hit(*row) for row in connection_of(connection).execute(SEARCH, values)]

@@ -1,33 +1,36 @@
-"""Documents in the ledger: the row says which revision is current, and whoever writes asks it in the same transaction.
+"""The tables of documents and chunks. The row of a document says which revision is current.
 
-    upload           new → revision 1; changed → the next revision; as it was → nothing. Each revision has one task.
-    replace_chunks   the chunks of a document become those of a revision, while no upload can make it an old one
+    upload           new document: revision 1; changed: the next revision; unchanged: nothing. One task per revision.
+    replace_chunks   replace the chunks of a document, if the revision is still current
+    delete           delete documents with their chunks
 
-An upload waits for another of the same name, and for the end of a `replace_chunks`; so the last to commit is current.
+An upload or a deletion waits for another one of the same name and for a `replace_chunks` that has begun, so the last
+transaction to commit wins.
 """
 
 from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 import settings
 from documents.chunks import Chunk
-from documents.file_types import media_type_of
-from models.errors import Misuse
+from documents.decoding import NOT_STORABLE
+from documents.file_types import normalize_media_type
+from models.errors import CeleriacError, Misuse
 from models.sql import sql
 from models.status import TaskStatus
 from outbox.lease import Db, connection_of
-from tasks.core.outcomes import Discard, storable
-from tasks.submission.submit import Submitted, submit
+from tasks import Discard, Submitted, submit
 
 TYPE: Final = "document.ingest"
-LONGEST_NAME: Final = 1000  # bytes: an index holds it
+MAX_NAME_BYTES: Final = 1000  # an index holds it
 
-# put: → revision 1, or the next one; no row if nothing has changed, and then it is locked all the same.
+# put: → revision 1, or the next one. Returns no row if nothing has changed; the document is locked all the same.
 PUT: Final = sql("""
     INSERT INTO ledger.document (name, media_type, sha256, content, size_bytes, created_at, updated_at)
     SELECT :name, :media_type, :sha256, :content, :size_bytes, at, at FROM (SELECT ledger.ledger_now() AS at) AS clock
@@ -37,11 +40,12 @@ PUT: Final = sql("""
     WHERE (document.sha256, document.media_type) IS DISTINCT FROM (excluded.sha256, excluded.media_type)
     RETURNING id, revision
 """)
-CURRENT_OF_NAME: Final = sql("SELECT id, revision FROM ledger.document WHERE name = :name")
+FIND: Final = sql("SELECT id, revision FROM ledger.document WHERE name = :name")
 
-# once_more: the next revision with the same content.
-ONCE_MORE: Final = sql("""
-    UPDATE ledger.document SET revision = revision + 1, updated_at = (SELECT ledger.ledger_now()) WHERE id = :id RETURNING revision
+# bump_revision: → the next revision, with the same content.
+BUMP_REVISION: Final = sql("""
+    UPDATE ledger.document SET revision = revision + 1, updated_at = (SELECT ledger.ledger_now())
+    WHERE id = :id RETURNING revision
 """)
 
 READ: Final = sql("""
@@ -49,30 +53,65 @@ READ: Final = sql("""
 """)
 IS_CURRENT: Final = sql("SELECT count(*) FROM ledger.document WHERE id = :id AND revision = :revision")
 
-# hold: no upload changes the document before this transaction ends; no row if one already has.
+# hold: no upload or deletion changes the document before this transaction ends. Returns no row if one already has.
 HOLD: Final = sql("SELECT 1 FROM ledger.document WHERE id = :id AND revision = :revision FOR SHARE")
-FORGET_CHUNKS: Final = sql("DELETE FROM ledger.document_chunk WHERE document_id = :id")
+DELETE_CHUNKS: Final = sql("DELETE FROM ledger.document_chunk WHERE document_id = :id")
 ADD_CHUNKS: Final = sql("""
     INSERT INTO ledger.document_chunk (document_id, position, text)
     SELECT :id, place - 1, text FROM unnest(CAST(:texts AS text[])) WITH ORDINALITY AS given(text, place)
 """)
 
-DEATHS: Final = sql("""
+# list: newest change first. The task of the current revision is found by its id, which its idempotency key determines.
+LIST: Final = sql("""
+    SELECT page.id, name, revision, size_bytes, media_type, chunks, task.status, page.updated_at
+    FROM (SELECT id, name, revision, size_bytes, media_type, updated_at FROM ledger.document
+          WHERE (updated_at, id) < (:before_at, :before_id) ORDER BY updated_at DESC, id DESC LIMIT :limit) AS page
+    CROSS JOIN LATERAL (SELECT count(*) AS chunks FROM ledger.document_chunk WHERE document_id = page.id) AS counted
+    LEFT JOIN ledger.ingest_task AS task ON task.id = ledger.ingest_task_id(:type, page.id || ' ' || revision)
+    ORDER BY page.updated_at DESC, page.id DESC
+""")
+
+# lock: in the order of the names, so that two deletions cannot deadlock.
+LOCK: Final = sql("""
+    SELECT id, name FROM ledger.document WHERE name = ANY(CAST(:names AS text[])) ORDER BY name FOR UPDATE
+""")
+DELETE: Final = sql("DELETE FROM ledger.document WHERE id = ANY(CAST(:ids AS uuid[]))")  # its chunks go with it
+
+FIND_DEAD: Final = sql("""
     SELECT id, error_message FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'DEAD'
 """)
 
 
 class DocumentTooLarge(Misuse):
-    """The document is too large."""
+    """The document is too large.
+
+    The file is larger than DOCUMENT_MAX_BYTES.
+    """
 
     code = "document_too_large"
+    remedy = "Raise DOCUMENT_MAX_BYTES, or split the document."
     http_status = 413
 
 
 class BadDocumentName(Misuse):
-    """A document needs a name."""
+    """The document's name cannot be stored.
+
+    The name is empty or too long, or contains a NUL character or half of a surrogate pair.
+    """
 
     code = "bad_document_name"
+    remedy = "Rename the file."
+
+
+class UnknownDocument(CeleriacError):
+    """There is no such document.
+
+    No document has this name or id.
+    """
+
+    code = "unknown_document"
+    remedy = "Look up the name with `manage.py documents list`."
+    http_status = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +123,45 @@ class Stored:
     content: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ListedDocument:
+    """A document without its content."""
+
+    document_id: uuid.UUID
+    name: str
+    revision: int
+    size_bytes: int
+    media_type: str
+    chunks: int  # 0 until a first task has succeeded
+    status: TaskStatus | None  # of the task of this revision; None: the task was pruned
+    updated_at: datetime
+
+
 def upload(session: Db, *, name: str, content: bytes, media_type: str | None = None) -> Submitted:
     """Store a document and submit its task, in the caller's transaction.
 
-    The same content under the same name meets the same task, whatever became of it; only one that was discarded, and
-    that nobody wanted any more, is begun anew.
+    The same content under the same name returns the existing task, whatever its status. Only if that task was discarded
+    is a new one submitted.
     """
     _check(name, content)
     connection = connection_of(session)
     values = {
         "name": name,
-        "media_type": media_type_of(name, media_type),
+        "media_type": normalize_media_type(name, media_type),
         "sha256": hashlib.sha256(content).digest(),
         "content": content,
         "size_bytes": len(content),
     }
     put = connection.execute(PUT, values).first()
-    id_, revision = put or connection.execute(CURRENT_OF_NAME, {"name": name}).one()
+    id_, revision = put or connection.execute(FIND, {"name": name}).one()
     submitted = _submit(session, id_, revision)
     if submitted.status is TaskStatus.DISCARDED:
-        submitted = _submit(session, id_, connection.execute(ONCE_MORE, {"id": id_}).scalar_one())
+        submitted = _submit(session, id_, connection.execute(BUMP_REVISION, {"id": id_}).scalar_one())
     return submitted
 
 
 def read(connection: Db, document_id: uuid.UUID, revision: int) -> Stored | None:
-    """None: it is gone, or another revision is current."""
+    """Return None if the document was deleted or another revision is current."""
     row = connection_of(connection).execute(READ, {"id": document_id, "revision": revision}).first()
     return Stored(row.name, row.media_type, bytes(row.content)) if row else None
 
@@ -117,37 +170,64 @@ def is_current(connection: Db, document_id: uuid.UUID, revision: int) -> bool:
     return bool(connection_of(connection).execute(IS_CURRENT, {"id": document_id, "revision": revision}).scalar_one())
 
 
-def deaths(connection: Db, task_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
-    """Which of the tasks are DEAD, and of what."""
-    return {id_: said or "" for id_, said in connection_of(connection).execute(DEATHS, {"ids": list(task_ids)})}
+def find_dead(connection: Db, task_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
+    """Return the error messages of those tasks that are DEAD."""
+    rows = connection_of(connection).execute(FIND_DEAD, {"ids": list(task_ids)})
+    return {id_: message or "" for id_, message in rows}
 
 
-def replace_chunks(db: Db, document_id: uuid.UUID, revision: int, pieces: Sequence[Chunk]) -> None:
-    """In the transaction that also says SUCCEEDED. An old revision writes nothing: `Discard`."""
+def replace_chunks(db: Db, document_id: uuid.UUID, revision: int, chunks: Sequence[Chunk]) -> None:
+    """Replace the chunks in the transaction that also writes SUCCEEDED, or raise `Superseded`."""
     connection = connection_of(db)
     if not connection.execute(HOLD, {"id": document_id, "revision": revision}).first():
         raise Superseded
-    connection.execute(FORGET_CHUNKS, {"id": document_id})
-    connection.execute(ADD_CHUNKS, {"id": document_id, "texts": [piece.text for piece in pieces]})
+    connection.execute(DELETE_CHUNKS, {"id": document_id})
+    connection.execute(ADD_CHUNKS, {"id": document_id, "texts": [chunk.text for chunk in chunks]})
+
+
+def list_documents(
+    connection: Db, *, before: tuple[datetime, uuid.UUID] | None = None, limit: int = 50
+) -> list[ListedDocument]:
+    """Return documents, newest change first. `before` is `updated_at` and id of the last one on the previous page."""
+    before_at, before_id = before or ("infinity", uuid.UUID(int=0))
+    values = {"type": TYPE, "before_at": before_at, "before_id": before_id, "limit": limit}
+    return [ListedDocument(*row) for row in connection_of(connection).execute(LIST, values)]
+
+
+def lock_documents(connection: Db, names: Collection[str]) -> dict[uuid.UUID, str]:
+    """Lock documents and return their names by id, or raise `UnknownDocument` with the names that do not exist."""
+    possible = [name for name in names if not NOT_STORABLE.search(name)]
+    found = {id_: name for id_, name in connection_of(connection).execute(LOCK, {"names": possible})}  # noqa: C416
+    if missing := sorted(set(names) - set(found.values())):
+        shown = ", ".join(map(repr, missing))
+        raise UnknownDocument(f"There is no document named {shown}. Nothing was deleted. See: manage.py documents list")
+    return found
+
+
+def delete(connection: Db, names: Collection[str]) -> dict[uuid.UUID, str]:
+    """Delete documents with their chunks. Returns the names by id."""
+    found = lock_documents(connection, names)
+    connection_of(connection).execute(DELETE, {"ids": list(found)})
+    return found
 
 
 class Superseded(Discard):
-    """Not needed any more."""
+    """The task is no longer needed."""
 
     def __init__(self) -> None:
         super().__init__("A newer upload has replaced this one, or the document was deleted.")
 
 
 def _check(name: str, content: bytes) -> None:
-    most = settings.current().document_max_bytes
-    if len(content) > most:
-        raise DocumentTooLarge(f"The document has {len(content):,} bytes, and {most:,} is the most.")
+    limit = settings.current().document_max_bytes
+    if len(content) > limit:
+        raise DocumentTooLarge(f"The document has {len(content):,} bytes; the limit is {limit:,} (DOCUMENT_MAX_BYTES).")
     if not name.strip():
-        raise BadDocumentName
-    if name != storable(name):
-        raise BadDocumentName("The name of the document has a NUL character or half of a surrogate pair.")
-    if len(name.encode()) > LONGEST_NAME:
-        raise BadDocumentName(f"The name of the document has more than {LONGEST_NAME:,} bytes.")
+        raise BadDocumentName("The document needs a name.")
+    if NOT_STORABLE.search(name):
+        raise BadDocumentName("The name of the document contains a NUL character or half of a surrogate pair.")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise BadDocumentName(f"The name of the document has more than {MAX_NAME_BYTES:,} bytes.")
 
 
 def _submit(session: Db, document_id: uuid.UUID, revision: int) -> Submitted:

@@ -1,4 +1,4 @@
-"""What the readers of files share. A process of its own loads them too: they import nothing of ours but each other."""
+"""The result and the errors of reading a file. The reader process loads this module, so it imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 class Unreadable(Exception):
-    """The file will never give a text. Its message is a sentence for whoever uploaded it."""
+    """The file can never be read. The message is shown to the user who uploaded it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Extracted:
 
 
 class TooMuchText(Unreadable):
-    """The file holds more text than is allowed."""
+    """The file has more text than is allowed."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(f"It holds more than {most:,} characters of text.")
+    def __init__(self, max_characters: int) -> None:
+        super().__init__(f"The file has more than {max_characters:,} characters of text (DOCUMENT_MAX_BYTES).")

@@ -1,11 +1,11 @@
-"""Workflows (`workflow.execute`): named stages, one after the other, each a durable step (P11).
+"""Workflows (`workflow.execute`): named stages that run one after the other, each as a durable step.
 
     @stage("store_summary")
-    def store_summary(given): …        what a `python` stage runs; its module is named in INGEST_HANDLERS
+    def store_summary(given): …        called by a `python` stage; name its module in INGEST_HANDLERS
 
-A stage that is done is never run again, whatever became of the worker. Between the end of a stage and the COMMIT of its
-output a worker may die; the stage then runs once more, with the same key (`StageInput.key`, `Idempotency-Key`), by
-which the other side knows it. `check` says in a sentence why a workflow cannot be run, before it is stored.
+A stage whose output was committed never runs again. A worker may die between the end of a stage and that commit; the
+stage then runs once more with the same key (`StageInput.key`, `Idempotency-Key`), so that the receiver can recognise
+the repetition. `check` rejects a workflow that cannot be run before it is stored.
 """
 
 from workflows.check import check

@@ -1,16 +1,16 @@
-"""Whether a workflow can be run here: its shape, and that whatever it names is there."""
+"""Check whether a workflow can be run here: its structure, and that everything it names exists."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from workflows import functions, http_stage, llm_stage
-from workflows.payload import HttpStage, LlmStage, PythonStage, Workflow, parsed
+from workflows.payload import HttpStage, LlmStage, PythonStage, Workflow, parse
 
 
 def check(payload: Any) -> Workflow:
-    """Raises BadWorkflow, in a sentence. Nothing is asked and nothing is run."""
-    workflow = parsed(payload)
+    """Return the workflow, or raise BadWorkflow. No request is sent and no stage is run."""
+    workflow = parse(payload)
     for stage in workflow.stages:
         match stage:
             case PythonStage():

@@ -1,11 +1,12 @@
-"""The functions that `python` stages may call: those that were registered, by the names they were given, and no others.
+"""The functions that `python` stages may call: only those that were registered, by their registered names.
 
 @stage("store_summary")
 def store_summary(given):                       in a module that INGEST_HANDLERS names
     save(given.outputs["summarize"], key=given.key)
-    return {"saved": True}                      JSON; the stages after it see it
+    return {"saved": True}                      JSON; later stages can use it
 
-It may raise what a handler may: `Permanent` is the end, `Snooze` is later, anything else is tried again.
+A function may raise what a handler may raise: `Permanent` makes the task DEAD, `Snooze` runs it later, and any other
+exception is retried.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def stage(name: str) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         if not NAME.fullmatch(name):
-            raise BadHandler(f"{name!r} is no name of a function: letters, digits and . _ : - only, at most 100.")
+            raise BadHandler(f"{name!r} is not a valid function name: use 1 to 100 letters, digits and . _ : -")
         try:
             inspect.signature(function).bind(None)
         except TypeError:
-            raise BadHandler(f"{name}: the function of a stage takes one argument, what it is given.") from None
+            raise BadHandler(f"{name}: a stage function must take exactly one argument, a StageInput.") from None
         _registered[name] = function
         return function
 
@@ -46,19 +47,20 @@ def stage(name: str) -> Callable[[Function], Function]:
 
 
 def find(name: str) -> Callable[[StageInput], Any]:
-    handlers()  # the modules that register something are imported now, if they are not yet
+    """Return a registered function, or raise UnknownFunction."""
+    handlers()  # imports the modules that INGEST_HANDLERS names
     try:
         return _registered[name]
     except KeyError:
         known = ", ".join(sorted(_registered)) or "none"
         raise UnknownFunction(
-            f"There is no function {name!r} for a stage. Known: {known}. INGEST_HANDLERS names the modules with them."
+            f"No stage function is named {name!r}. Known: {known}. INGEST_HANDLERS must name the function's module."
         ) from None
 
 
-def check(asked: PythonStage) -> None:
-    find(asked.function)
+def check(stage: PythonStage) -> None:
+    find(stage.function)
 
 
-def run(asked: PythonStage, given: StageInput) -> StageOutput:
-    return StageOutput(find(asked.function)(given))
+def run(stage: PythonStage, given: StageInput) -> StageOutput:
+    return StageOutput(find(stage.function)(given))

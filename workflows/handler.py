@@ -1,15 +1,14 @@
-"""workflow.execute: the stages of a workflow, one after the other (`tasks/workflows/`, docs/workflows.md).
+"""workflow.execute: run the stages of a workflow one after the other. See docs/workflows.md.
 
-60 s after the first failure, 300 s after the second, DEAD at the third. One task in a message, because one may take
-minutes and the others need not wait for it. The limit is for one run: what is done by then is kept.
+A failed task waits 60 s, then 300 s, and is DEAD at its third failure. A message carries one task (batch=1), because a
+workflow may take minutes. The time limit is per attempt: finished stages are kept.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tasks.core.registry import handler
-from tasks.core.task import Task
+from tasks import Task, handler
 from workflows import TYPE
 from workflows.run import run
 

@@ -1,44 +1,44 @@
-"""The kind `http`: a POST to a named destination. A payload never holds an address, so it cannot lead us anywhere."""
+"""Stages of kind `http`: POST to a named destination. A payload holds no address, so it cannot choose the host."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import settings
 from outbox.destinations import UnknownDestination, open_poster
 from outbox.publishers.http_post import Answer, Patience, Poster
-from tasks.core.outcomes import Permanent, storable
-from tasks.submission.json_lines import BadJson, read_json
+from tasks import Permanent
 from workflows.payload import BadWorkflow, HttpStage
-from workflows.request import ANSWER_LIMIT, ask
+from workflows.request import MAX_BYTES, send
 from workflows.stage import StageInput, StageOutput
-from workflows.templates import check_size, filled
+from workflows.templates import check_size, fill
 
 
-def check(asked: HttpStage) -> None:
-    poster = _poster(asked)
+def check(stage: HttpStage) -> None:
+    poster = _open_poster(stage)
     if poster.objection:
-        raise BadWorkflow(f"The destination {asked.destination!r} cannot be asked: {poster.objection}")
+        raise BadWorkflow(f"The destination {stage.destination!r} cannot be used: {poster.objection}")
 
 
-def run(asked: HttpStage, given: StageInput) -> StageOutput:
-    poster = _poster(asked)
-    answer = ask(poster, _body(asked, given), given)
+def run(stage: HttpStage, given: StageInput) -> StageOutput:
+    poster = _open_poster(stage)
+    answer = send(poster, _make_body(stage, given), given)
     return StageOutput(_read(answer, poster), {"httpStatus": answer.status})
 
 
-def _poster(asked: HttpStage) -> Poster:
-    patience = Patience(request_seconds=asked.timeout_seconds)
+def _open_poster(stage: HttpStage) -> Poster:
+    patience = Patience(request_seconds=stage.timeout_seconds)
     try:
-        return open_poster(asked.destination, settings.current(), patience=patience, body_limit=ANSWER_LIMIT)
-    except UnknownDestination as refused:
-        raise BadWorkflow(str(refused)) from None
+        return open_poster(stage.destination, settings.current(), patience=patience, body_limit=MAX_BYTES)
+    except UnknownDestination as error:
+        raise BadWorkflow(str(error)) from None
 
 
-def _body(asked: HttpStage, given: StageInput) -> Any:
-    if "body" in asked.model_fields_set:
-        check_size(asked.body, given.known)
-        return filled(asked.body, given.known)
+def _make_body(stage: HttpStage, given: StageInput) -> Any:
+    if "body" in stage.model_fields_set:
+        check_size(stage.body, given.known)
+        return fill(stage.body, given.known)
     return {
         "workflowId": given.workflow_id,
         "stage": given.name,
@@ -48,12 +48,12 @@ def _body(asked: HttpStage, given: StageInput) -> Any:
 
 
 def _read(answer: Answer, poster: Poster) -> Any:
-    """JSON if it says so, otherwise text; nothing is null."""
+    """Return JSON if the content type says so, otherwise text; an empty answer is None."""
     if not answer.body.strip():
         return None
     if b"json" not in answer.headers.get(b"content-type", b"").lower():
-        return storable(answer.body.decode(errors="replace"))
+        return answer.body.decode(errors="replace").replace("\x00", "\N{REPLACEMENT CHARACTER}")  # not storable
     try:
-        return read_json(answer.body)
-    except BadJson as refused:
-        raise Permanent(f"{poster.origin} answered with what should be JSON. {refused.message}") from None
+        return json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise Permanent(f"{poster.origin} answered with invalid JSON: {error}.") from None

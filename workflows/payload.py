@@ -1,4 +1,4 @@
-"""The payload of a workflow, and every limit that it has.
+"""The payload of a workflow, and its limits.
 
 {"workflowId": "order 17", "input": {…}, "stages": [
     {"name": "fetch", "kind": "http", "destination": "crm", "body": {"order": "{input}"}},
@@ -15,26 +15,30 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.alias_generators import to_camel
 
 from models.errors import Misuse
-from workflows.templates import names_in
+from workflows.templates import count_names
 
 TYPE: Final = "workflow.execute"
-MOST_STAGES: Final = 50
-MOST_MESSAGES: Final = 100
-TEXT_LIMIT: Final = 100_000  # of a prompt
-LONGEST_SECONDS: Final = 300.0  # that one request may take
-OF_THE_REQUEST: Final = {"model", "messages", "stream", "n"}  # no option may change them
-# A key goes into a header: printable ASCII, no space at its ends.
+MAX_STAGES: Final = 50
+MAX_MESSAGES: Final = 100
+MAX_PROMPT: Final = 100_000  # characters
+MAX_SECONDS: Final = 300.0  # of one request
+RESERVED_OPTIONS: Final = {"model", "messages", "stream", "n"}  # set by us
+# It is part of a key, which is sent in a header: printable ASCII, no space at either end.
 WORKFLOW_ID: Final = re.compile(r"[!-~]([ -~]{0,198}[!-~])?")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-NO_OBJECT: Final = "model_type"  # as pydantic calls it
+NOT_AN_OBJECT: Final = "model_type"  # an error type of pydantic
 
-Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
 
 
 class BadWorkflow(Misuse):
-    """The workflow cannot be run as it is written."""
+    """The workflow is invalid.
+
+    A stage is missing or misspelt, or names an unknown function, destination or earlier stage.
+    """
 
     code = "bad_workflow"
+    remedy = "Correct the part that the message names; docs/workflows.md describes all fields."
 
 
 class _Json(BaseModel):
@@ -48,30 +52,30 @@ class _Stage(_Json):
 
     @field_validator("name")
     @classmethod
-    def _is_a_name(cls, given: str) -> str:
+    def _check_name(cls, given: str) -> str:
         if not NAME.fullmatch(given):
-            raise ValueError("it is letters, digits, _ and -, at most 100")
+            raise ValueError("use 1 to 100 letters, digits, _ and -, beginning with a letter or digit")
         return given
 
     def templates(self) -> Any:
-        """Where earlier outputs are put in."""
+        """Return the part of the stage in which names are replaced by earlier outputs."""
         return None
 
 
 class PythonStage(_Stage):
-    """Calls a function that is registered under this name. A payload never names code by its place."""
+    """Calls a function that is registered under this name. A payload cannot name a module or a path."""
 
     kind: Literal["python"]
     function: Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class HttpStage(_Stage):
-    """Sends a POST to a destination of OUTBOX_DESTINATIONS; the answer is the output."""
+    """POSTs to a destination named in OUTBOX_DESTINATIONS; the answer is the output."""
 
     kind: Literal["http"]
     destination: Annotated[str, Field(min_length=1, max_length=200)]
-    body: Any = None  # not given: everything that is known
-    timeout_seconds: Annotated[float, Field(gt=0, le=LONGEST_SECONDS, allow_inf_nan=False)] = 30.0
+    body: Any = None  # if not given: workflow id, stage, input and outputs
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)] = 30.0
 
     def templates(self) -> Any:
         return self.body
@@ -83,85 +87,87 @@ class Message(_Json):
 
 
 class LlmStage(_Stage):
-    """Asks a language model; what it says is the output."""
+    """Sends messages to a language model; its reply is the output."""
 
     kind: Literal["llm"]
     model: Annotated[str, Field(min_length=1, max_length=200)]
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
-    options: dict[str, Any] = Field(default_factory=dict)  # temperature, max_tokens, …: as the model's API names them
-    timeout_seconds: Annotated[float, Field(gt=0, le=LONGEST_SECONDS, allow_inf_nan=False)] = 120.0
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    options: dict[str, Any] = Field(default_factory=dict)  # temperature, max_tokens, …, as the API names them
+    timeout_seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)] = 120.0
 
     @field_validator("options")
     @classmethod
-    def _options_are_options(cls, given: dict[str, Any]) -> dict[str, Any]:
-        if taken := OF_THE_REQUEST & given.keys():
-            raise ValueError(f"{min(taken)!r} is not an option")
+    def _check_options(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if taken := RESERVED_OPTIONS & given.keys():
+            raise ValueError(f"{min(taken)!r} cannot be set here")
         return given
 
     @model_validator(mode="after")
-    def _one_question(self) -> LlmStage:
+    def _check_messages(self) -> LlmStage:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("a question is either `prompt` or `messages`")
+            raise ValueError("give either `prompt` or `messages`")
         return self
 
     @property
-    def question(self) -> list[dict[str, str]]:
-        asked = self.messages or [Message(role="user", content=self.prompt or "")]
-        return [message.model_dump() for message in asked]
+    def conversation(self) -> list[dict[str, str]]:
+        messages = self.messages or [Message(role="user", content=self.prompt or "")]
+        return [message.model_dump() for message in messages]
 
     def templates(self) -> Any:
-        return self.question
+        return self.conversation
 
 
 Stage = PythonStage | HttpStage | LlmStage
 
 
 class Workflow(_Json):
-    """What is to be done, in this order."""
+    """The stages of a workflow, in order, and its input."""
 
-    workflow_id: str | None = None  # None: the id of its task
+    workflow_id: str | None = None  # if not given: the id of the task
     input: Any = None
-    stages: Annotated[list[Annotated[Stage, Field(discriminator="kind")]], Field(min_length=1, max_length=MOST_STAGES)]
+    stages: Annotated[list[Annotated[Stage, Field(discriminator="kind")]], Field(min_length=1, max_length=MAX_STAGES)]
 
     @field_validator("workflow_id")
     @classmethod
-    def _fits_into_a_header(cls, given: str | None) -> str | None:
+    def _check_workflow_id(cls, given: str | None) -> str | None:
         if given is not None and not WORKFLOW_ID.fullmatch(given):
-            raise ValueError("it is 1 to 200 printable ASCII characters, without a space at its ends")
+            raise ValueError("use 1 to 200 printable ASCII characters, without a space at either end")
         return given
 
     @model_validator(mode="after")
-    def _names_tell_stages_apart(self) -> Workflow:
+    def _check_stage_names(self) -> Workflow:
         known = {"input"}
         for stage in self.stages:
             if stage.name in known:
-                said = "is the input of all" if stage.name == "input" else "has been there already"
-                raise ValueError(f"the name {stage.name!r} {said}: each stage has a name of its own")
-            if unknown := names_in(stage.templates()).keys() - known:
+                reason = "is reserved" if stage.name == "input" else "occurs twice"
+                raise ValueError(f"the stage name {stage.name!r} {reason}")
+            if unknown := count_names(stage.templates()).keys() - known:
                 raise ValueError(
-                    f"the stage {stage.name!r} names {{{min(unknown)}}}, and no stage before it is called so; "
-                    "{{…}} are braces that stay"
+                    f"the stage {stage.name!r} uses {{{min(unknown)}}}, but no earlier stage has that name; "
+                    "write {{…}} for literal braces"
                 )
             known.add(stage.name)
         return self
 
 
-def parsed(payload: Any) -> Workflow:
-    """Raises BadWorkflow, in a sentence that does not repeat what was given but for names."""
+def parse(payload: Any) -> Workflow:
+    """Return the workflow, or raise BadWorkflow. The message repeats names from the payload, never other values."""
     try:
         return Workflow.model_validate(payload)
     except ValidationError as error:
-        raise BadWorkflow(f"The workflow cannot be run: {_said(error)}.") from None
+        raise BadWorkflow(f"The workflow is invalid: {_describe(error)}.") from None
     except RecursionError:
-        raise BadWorkflow("The workflow cannot be run: it is nested too deeply.") from None
+        raise BadWorkflow("The workflow is invalid: it is nested too deeply.") from None
 
 
-def _said(error: ValidationError) -> str:
+def _describe(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"] if part not in ("python", "http", "llm"))
-    if first["type"] == NO_OBJECT and not place:
-        return "it is an object with stages"
-    said = first["msg"].removeprefix("Value error, ")
-    said = f"{said[0].lower()}{said[1:]}".rstrip(".")
-    return f"{place}: {said}" if place else said
+    if first["type"] == NOT_AN_OBJECT and not place:
+        return "it must be an object with `stages`"
+    if first["type"] == "missing":
+        return f"`{place}` is required"
+    message = first["msg"].removeprefix("Value error, ")
+    message = f"{message[0].lower()}{message[1:]}".rstrip(".")
+    return f"`{place}`: {message}" if place else message

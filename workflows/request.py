@@ -1,9 +1,9 @@
-"""One POST of a stage, through the engine of the webhooks (`http_post.py`), and what its answer means.
+"""Send the POST of a stage with the webhook client (`outbox/publishers/http_post.py`) and interpret the answer.
 
-2xx                                         the answer
-408, 425, 429, 5xx                          tried again, no sooner than Retry-After asks
-no answer, one that broke off               tried again: it may have arrived, and the key says so
-3xx, all others, a forbidden address        DEAD at once
+2xx                                         return the answer
+408, 425, 429, 5xx                          retry, not before the time in Retry-After
+no answer, or an incomplete one             retry with the same key, because the request may have arrived
+3xx, other statuses, a forbidden address    DEAD at once
 """
 
 from __future__ import annotations
@@ -14,40 +14,44 @@ from typing import Any, Final
 from models.errors import CeleriacError
 from outbox.canonical import BadPayload, canonical_json
 from outbox.publishers.http_post import TRY_AGAIN, Answer, NoAnswer, NotAsked, Poster
-from tasks.core.outcomes import Permanent, TryLater
+from tasks import Permanent, TryLater
 from workflows.stage import StageInput
 
-ANSWER_LIMIT: Final = 1_048_576
+MAX_BYTES: Final = 1_048_576  # of an answer
 
 
 class StageUnanswered(CeleriacError):
-    """Nobody has answered."""
+    """The receiver of a stage's request did not answer.
+
+    The receiver is unreachable, or its answer broke off.
+    """
 
     code = "stage_unanswered"
+    remedy = "Start the receiver or correct its address; the stage is retried. Requeue the task if it is DEAD."
 
 
-def ask(poster: Poster, body: Any, given: StageInput) -> Answer:
-    """A whole answer that says yes."""
+def send(poster: Poster, body: Any, given: StageInput) -> Answer:
+    """Return the complete answer if its status is 2xx; otherwise raise what makes the task retry or DEAD."""
     try:
         written = canonical_json(body, what=f"request of the stage {given.name!r}")
-    except BadPayload as refused:
-        raise Permanent(refused.message) from None
+    except BadPayload as error:
+        raise Permanent(error.message) from None
     with closing(poster):
         answer = poster.post(written.encode(), key=given.key, traceparent=given.traceparent)
     match answer:
         case NotAsked(reason=reason):
             raise Permanent(reason)
         case NoAnswer(reason=reason):
-            raise StageUnanswered(f"{poster.origin} does not answer: {reason}.")
+            raise StageUnanswered(f"{poster.origin} did not answer: {reason}.")
     if 200 <= answer.status < 300:
         if answer.is_broken_off:
-            raise StageUnanswered(f"{poster.origin} answered {answer.status}, and its answer broke off.")
+            raise StageUnanswered(f"{poster.origin} answered {answer.status}, but the answer is incomplete.")
         if answer.is_too_long:
             raise Permanent(f"{poster.origin} answered with more than {poster.body_limit:,} bytes.")
         return answer
     if 300 <= answer.status < 400:
-        raise Permanent(f"{poster.origin} answered {answer.status}: redirects are not followed, correct its address.")
-    said = f"{poster.origin} answered {answer.status}: {poster.shown(answer.body) or 'without a word'}"
+        raise Permanent(f"{poster.origin} answered {answer.status}. Redirects are not followed: correct the address.")
+    message = f"{poster.origin} answered {answer.status}: {poster.shown(answer.body) or '(empty body)'}"
     if answer.status in TRY_AGAIN:
-        raise TryLater(said, answer.retry_after_seconds or 0)
-    raise Permanent(said)
+        raise TryLater(message, answer.retry_after_seconds or 0)
+    raise Permanent(message)

@@ -1,11 +1,11 @@
-"""Running a workflow: its stages in their order, each once in the life of the task.
+"""Run a workflow: its stages in order, each at most once per task.
 
-The output of a stage is kept as a step under the stage's name, in one commit, before the next stage begins:
+The output of a stage is committed as a step under the stage's name before the next stage begins:
 
-    {"output": …, "kind": "llm", "seconds": 1.2, "attempt": 1, …}   `attempt`: in which run of the task it was done
+    {"output": …, "kind": "llm", "seconds": 1.2, "attempt": 1, …}   `attempt`: the attempt in which the stage finished
 
-The key of what a stage does is `workflowId:stage`, so that the other side can tell a repetition from a new wish. It has
-the principal's name before it where the task came over HTTP: the same workflowId of two principals is two workflows.
+The key of a stage is `workflowId:stage`, so that a receiver can tell a repetition from a new request. The name of the
+principal comes before it if the task was submitted over HTTP: the same workflowId of two principals is two workflows.
 """
 
 from __future__ import annotations
@@ -13,59 +13,62 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from api.principals import PRINCIPAL
 from outbox.canonical import BadPayload, canonical_json
-from tasks.core.outcomes import Permanent
-from tasks.core.task import Task
+from tasks import Permanent, Task
 from workflows import functions, http_stage, llm_stage
 from workflows.check import check
 from workflows.payload import BadWorkflow, HttpStage, LlmStage, PythonStage, Stage, Workflow
 from workflows.stage import StageInput, StageOutput
 
-OUTPUT_LIMIT: Final = 262_144  # of one stage
+MAX_OUTPUT_BYTES: Final = 262_144  # of one stage
 
 
 def run(task: Task) -> dict[str, Any]:
-    """The output of the last stage, and how each of them went."""
-    workflow = _checked(task.payload)
+    """Return the output of the last stage, and kind, duration and attempt of every stage."""
+    workflow = _check(task.payload)
     workflow_id = workflow.workflow_id or str(task.id)
     outputs: dict[str, Any] = {}
-    told: list[dict[str, Any]] = []
+    finished: list[dict[str, Any]] = []
     for stage in workflow.stages:
         key = f"{_owner(task, workflow)}{workflow_id}:{stage.name}"
         given = StageInput(workflow_id, stage.name, workflow.input, dict(outputs), key, task.context.get("traceparent"))
-        done = dict(task.step(stage.name, _done, stage, given, task.attempt_count + 1))
+        done = dict(task.step(stage.name, _run_step, stage, given, task.attempt_count + 1))
         outputs[stage.name] = done.pop("output")
-        told.append({"name": stage.name, **done})
-    return {"workflowId": workflow_id, "output": outputs[workflow.stages[-1].name], "stages": told}
+        finished.append({"name": stage.name, **done})
+    return {"workflowId": workflow_id, "output": outputs[workflow.stages[-1].name], "stages": finished}
 
 
-def _checked(payload: Any) -> Workflow:
+def _check(payload: Any) -> Workflow:
     try:
         return check(payload)
-    except functions.UnknownFunction:  # a worker of yesterday may run it today: tried again
+    except functions.UnknownFunction:  # retry: a worker with newer code may know the function
         raise
-    except BadWorkflow as refused:
-        raise Permanent(refused.message) from None
+    except BadWorkflow as error:
+        raise Permanent(error.message) from None
 
 
 def _owner(task: Task, workflow: Workflow) -> str:
-    principal = task.context.get(PRINCIPAL)
+    principal = task.context.get("principal")
     return f"{principal}:" if principal and workflow.workflow_id is not None else ""
 
 
-def _done(stage: Stage, given: StageInput, attempt: int) -> dict[str, Any]:
-    """What the ledger keeps of a stage. An output that cannot be kept is the end: trying again repeats the effect."""
+def _run_step(stage: Stage, given: StageInput, attempt: int) -> dict[str, Any]:
+    """Run a stage and return what the ledger keeps of it.
+
+    An output that cannot be stored makes the task DEAD at once, because a retry would repeat the effect.
+    """
     started_at = time.monotonic()
-    made = _run(stage, given)
+    result = _run(stage, given)
     seconds = round(time.monotonic() - started_at, 3)
     try:
-        size = len(canonical_json(made.output, what=f"output of the stage {stage.name!r}").encode())
-    except BadPayload as refused:
-        raise Permanent(refused.message) from None
-    if size > OUTPUT_LIMIT:
-        raise Permanent(f"The output of the stage {stage.name!r} has {size:,} bytes, and {OUTPUT_LIMIT:,} is the most.")
-    return {"output": made.output, "kind": stage.kind, "seconds": seconds, "attempt": attempt, **made.notes}
+        size = len(canonical_json(result.output, what=f"output of the stage {stage.name!r}").encode())
+    except BadPayload as error:
+        raise Permanent(error.message) from None
+    if size > MAX_OUTPUT_BYTES:
+        raise Permanent(
+            f"The output of the stage {stage.name!r} has {size:,} bytes; the limit is {MAX_OUTPUT_BYTES:,}."
+        )
+    return {"output": result.output, "kind": stage.kind, "seconds": seconds, "attempt": attempt, **result.notes}
 
 
 def _run(stage: Stage, given: StageInput) -> StageOutput:

@@ -1,4 +1,4 @@
-"""What a stage is given, and what it gives back."""
+"""The input and the output of a stage."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StageInput:
-    """What a stage may know: the input of its workflow, the outputs before it, and the key of what it does."""
+    """What a stage receives: the input of its workflow, the outputs of earlier stages, and its key."""
 
     workflow_id: str
     name: str
     input: Any
-    outputs: Mapping[str, Any]  # of the stages before it, by their names
-    key: str  # the same however often this stage runs: give it to whoever has the effect
+    outputs: Mapping[str, Any]  # of earlier stages, by name
+    key: str  # the same in every run of this stage: pass it to the system that performs the effect
     traceparent: object = None
 
     @property
     def known(self) -> dict[str, Any]:
-        """What a template may name."""
+        """The values that a template may name."""
         return {"input": self.input, **self.outputs}
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What came out, and what else is worth keeping."""
+    """The output of a stage, and notes for the result of the workflow."""
 
     output: Any
     notes: Mapping[str, Any] = field(default_factory=dict)

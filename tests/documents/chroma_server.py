@@ -1,8 +1,9 @@
-"""A server that speaks what we use of Chroma's HTTP API v2, as strictly as its own sources say."""
+"""A server that implements the part of Chroma's HTTP API v2 that we use, as strictly as Chroma does."""
 
 from __future__ import annotations
 
 import json
+import operator
 import re
 import threading
 import uuid
@@ -12,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 COLLECTIONS = "/api/v2/tenants/default_tenant/databases/default_database/collections"
-COMPARE: dict[str, Callable[[Any, Any], bool]] = {"$eq": lambda a, b: a == b, "$lt": lambda a, b: a < b}
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {"$eq": operator.eq, "$lt": operator.lt, "$gte": operator.ge}
 
 
 class ChromaServer(ThreadingHTTPServer):
@@ -21,14 +22,14 @@ class ChromaServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Requests)
         self.collections: dict[str, str] = {}  # name → id
-        self.records: dict[str, dict[str, Any]] = {}  # of the one collection
+        self.records: dict[str, dict[str, Any]] = {}  # of our collection, by id
         self.requests: list[str] = []
         self.dimensions: int | None = None
         self.before_answering: Callable[[str], object] = lambda _path: None
-        self.answers_with: tuple[int, str] | None = None  # instead of doing anything
+        self.answers_with: tuple[int, str] | None = None  # a fixed answer, without doing anything
 
     def handle_error(self, *_: Any) -> None:
-        """Whoever asked has gone."""
+        """Print nothing when a client has closed its connection."""
 
     @property
     def url(self) -> str:
@@ -53,25 +54,25 @@ class ChromaServer(ThreadingHTTPServer):
             return 422, "missing field `embeddings`"
         columns = [body[name] for name in ("ids", "embeddings", "documents", "metadatas")]
         if len({len(column) for column in columns}) != 1 or len(set(body["ids"])) != len(body["ids"]):
-            return 400, {"error": "lengths differ, or an id is there twice"}
+            return 400, {"error": "lengths differ, or an id occurs twice"}
         for id_, vector, document, metadata in zip(*columns, strict=True):
             self.dimensions = self.dimensions or len(vector)
             if len(vector) != self.dimensions:
                 return 400, {"error": "dimensions differ"}
             if not all(isinstance(value, str | int | float | bool) for value in metadata.values()):
-                return 422, "metadata is flat"
+                return 422, "metadata must be flat"
             self.records[id_] = {"embedding": vector, "document": document, "metadata": metadata}
         return 200, {}
 
     def _delete(self, body: dict[str, Any]) -> tuple[int, Any]:
         if not body.get("ids") and not body.get("where"):
-            return 400, {"error": "ids or where"}
+            return 400, {"error": "ids or where is required"}
         conditions = [next(iter(each.items())) for each in body["where"]["$and"]]
 
-        def is_meant(metadata: dict[str, Any]) -> bool:
+        def is_matching(metadata: dict[str, Any]) -> bool:
             return all(COMPARE[how](metadata[name], value) for name, test in conditions for how, value in test.items())
 
-        self.records = {id_: each for id_, each in self.records.items() if not is_meant(each["metadata"])}
+        self.records = {id_: each for id_, each in self.records.items() if not is_matching(each["metadata"])}
         return 200, {}
 
 

@@ -1,4 +1,4 @@
-"""Files as tests need them: good ones, broken ones, hostile ones, and how they are read."""
+"""Files for tests: good ones, broken ones, hostile ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fpdf import FPDF
 
 from documents.extract import extract
-from documents.file_types import media_type_of
+from documents.file_types import normalize_media_type
 from documents.unreadable import Extracted
 
 MIB = 1 << 20
@@ -17,26 +17,26 @@ TEXT_STREAM = b"BT /F 9 Tf (hello) Tj ET"
 
 
 def read(content: bytes, name: str = "a.txt", media_type: str | None = None, **limits: int) -> Extracted:
-    how: dict[str, Any] = {"most": 20 * MIB, "most_pages": 5000, "cpu_seconds": 60, **limits}
-    return extract(content, name=name, media_type=media_type_of(name, media_type), **how)
+    options: dict[str, Any] = {"max_characters": 20 * MIB, "max_pages": 5000, "cpu_seconds": 60, **limits}
+    return extract(content, name=name, media_type=normalize_media_type(name, media_type), **options)
 
 
-def pdf(*pages: str, password: str | None = None) -> bytes:
-    """A page for each text."""
-    made = FPDF()
-    made.set_font("helvetica")
+def make_pdf(*pages: str, password: str | None = None) -> bytes:
+    """Return a PDF with one page per text."""
+    document = FPDF()
+    document.set_font("helvetica")
     if password is not None:
-        made.set_encryption(owner_password="the owner's", user_password=password)
+        document.set_encryption(owner_password="the owner's", user_password=password)
     for page in pages:
-        made.add_page()
-        made.multi_cell(0, text=page)
-    return bytes(made.output())
+        document.add_page()
+        document.multi_cell(0, text=page)
+    return bytes(document.output())
 
 
-def raw_pdf(
+def make_raw_pdf(
     stream: bytes, *, filters: bytes = b"/FlateDecode", kids: bytes = b"3 0 R", count: int = 1, page: bytes = b""
 ) -> bytes:
-    """By hand, as no library would write it. The page is object 3, what it shows is object 4."""
+    """Return a PDF that no library would write. The page is object 3, its content is object 4."""
     objects = (
         b"<</Type/Catalog/Pages 2 0 R>>",
         b"<</Type/Pages/Kids[%s]/Count %d>>" % (kids, count),
@@ -53,8 +53,8 @@ def raw_pdf(
     return written + end % (table, len(written))
 
 
-def bomb(size: int, *, times: int = 1) -> bytes:
-    """A few bytes that unpack into many, made without ever holding them."""
+def make_bomb(size: int, *, times: int = 1) -> bytes:
+    """Return a few bytes that unpack into `size` bytes, without ever holding those in memory."""
     packer = zlib.compressobj(1)
     packed = b"".join(packer.compress(b" " * MIB) for _ in range(size // MIB)) + packer.flush()
     for _ in range(times - 1):

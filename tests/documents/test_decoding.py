@@ -1,4 +1,4 @@
-"""Bytes of any origin: which letters they are, and which are none."""
+"""Decoding bytes to text, and detecting the type of a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from documents.decoding import decoded
-from documents.file_types import Kind, kind_of, media_type_of
+from documents.decoding import decode
+from documents.file_types import Kind, detect_kind, normalize_media_type
 from documents.unreadable import Unreadable
 from tests.documents.files import read
 
@@ -20,29 +20,29 @@ GREETING = "Grüße aus Łódź, 東京 и Москвы"
 @pytest.mark.parametrize(
     "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le-mark", "utf-16-be-mark", "utf-32-le-mark", "utf-32-be-mark"]
 )
-def test_unicode_is_known_by_its_mark_and_utf_8_without_one(encoding: str) -> None:
+def test_unicode_is_recognised_by_its_mark_and_utf_8_without_one(encoding: str) -> None:
     plain = encoding.removesuffix("-mark")
     mark = "\ufeff" if plain != encoding else ""
-    assert decoded((mark + GREETING).encode(plain)) == GREETING
+    assert decode((mark + GREETING).encode(plain)) == GREETING
 
 
-def test_what_is_not_utf_8_is_western_to_its_last_byte() -> None:
-    assert decoded("Größe: 5 € – „gut“".encode("cp1252")) == "Größe: 5 € – „gut“"
-    assert decoded(b"caf\xe9 \x81 " + b"x" * 200) == "café \x81 " + "x" * 200  # 0x81 is no letter of cp1252
+def test_text_that_is_not_utf_8_is_decoded_as_western() -> None:
+    assert decode("Größe: 5 € – „gut“".encode("cp1252")) == "Größe: 5 € – „gut“"
+    assert decode(b"caf\xe9 \x81 " + b"x" * 200) == "café \x81 " + "x" * 200  # cp1252 does not define 0x81
 
 
 @pytest.mark.parametrize("charset", ["windows-1251", "koi8-r", "utf-16-le"])
-def test_an_encoding_that_was_declared_is_used(charset: str) -> None:
+def test_a_declared_encoding_is_used(charset: str) -> None:
     assert read("Москва".encode(charset), media_type=f"Text/Plain; charset={charset}").text == "Москва"
 
 
 @pytest.mark.parametrize("charset", ["zip", "rot13", "unicode_escape", "punycode", "no such", "\x00", "ü"])
-def test_a_declaration_that_cannot_be_true_is_not_believed(charset: str) -> None:
-    assert decoded(b"plain \\u0041", charset) == "plain \\u0041"
+def test_a_declared_encoding_that_is_not_a_text_encoding_is_ignored(charset: str) -> None:
+    assert decode(b"plain \\u0041", charset) == "plain \\u0041"
 
 
-def test_every_end_of_line_is_one() -> None:
-    assert decoded(b"a\r\nb\rc\n") == "a\nb\nc\n"
+def test_every_line_ending_becomes_a_newline() -> None:
+    assert decode(b"a\r\nb\rc\n") == "a\nb\nc\n"
 
 
 @pytest.mark.parametrize(
@@ -56,30 +56,30 @@ def test_every_end_of_line_is_one() -> None:
     ],
     ids=["nul", "png", "elf", "random", "controls"],
 )
-def test_a_binary_file_is_refused(content: bytes) -> None:
+def test_a_binary_file_is_rejected(content: bytes) -> None:
     with pytest.raises(Unreadable, match="not text"):
         read(content)
 
 
-def test_a_mark_that_lies_is_refused() -> None:
-    with pytest.raises(Unreadable, match="begins like UTF-16-LE"):
+def test_a_mark_that_contradicts_the_content_is_rejected() -> None:
+    with pytest.raises(Unreadable, match="begins with a UTF-16-LE mark but is not valid UTF-16-LE"):
         read(b"\xff\xfea")
 
 
-def test_colours_of_a_log_are_no_reason_to_refuse_it() -> None:
+def test_a_log_with_terminal_colours_is_accepted() -> None:
     assert "error" in read(b"\x1b[31merror\x1b[0m\n" * 50, "a.log").text
 
 
 @given(st.binary(max_size=300), st.sampled_from([None, "utf-8", "utf-16", "gb18030", "iso2022_jp", "x"]))
-def test_any_bytes_are_text_or_refused(content: bytes, charset: str | None) -> None:
+def test_any_bytes_are_decoded_or_rejected(content: bytes, charset: str | None) -> None:
     with suppress(Unreadable):
-        assert "\r" not in decoded(content, charset)
+        assert "\r" not in decode(content, charset)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
-def test_no_letter_of_a_text_is_lost(text: str) -> None:
+def test_no_character_of_a_text_is_lost(text: str) -> None:
     if not text.startswith("\ufeff"):
-        assert decoded(text.encode()) == text
+        assert decode(text.encode()) == text
 
 
 @pytest.mark.parametrize(
@@ -96,30 +96,30 @@ def test_no_letter_of_a_text_is_lost(text: str) -> None:
         ("a.html", "no media type\r\nSet-Cookie: a=b", b"", Kind.HTML),
     ],
 )
-def test_the_first_bytes_are_believed_then_the_media_type_then_the_name(
+def test_the_first_bytes_count_most_then_the_media_type_then_the_name(
     name: str, media_type: str | None, content: bytes, kind: Kind
 ) -> None:
-    stored = media_type_of(name, media_type)
-    assert kind_of(name, stored, content) is kind
+    stored = normalize_media_type(name, media_type)
+    assert detect_kind(name, stored, content) is kind
     assert "\n" not in stored
 
 
 @pytest.mark.parametrize(("name", "media_type"), [("a.zip", None), ("a", None), ("a.txt", "image/png"), ("", "a/b")])
-def test_a_kind_that_is_not_understood_is_refused_with_those_that_are(name: str, media_type: str | None) -> None:
-    with pytest.raises(Unreadable, match="text, Markdown, HTML and PDF are"):
+def test_an_unsupported_type_is_rejected_with_a_list_of_the_supported_ones(name: str, media_type: str | None) -> None:
+    with pytest.raises(Unreadable, match="use text, Markdown, HTML or PDF"):
         read(b"content", name, media_type)
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\t ", b"\xef\xbb\xbf"])
-def test_a_file_without_text_is_refused(content: bytes) -> None:
+def test_a_file_without_text_is_rejected(content: bytes) -> None:
     with pytest.raises(Unreadable, match=r"empty|no text"):
         read(content)
 
 
-def test_markdown_stays_as_it_was_written() -> None:
+def test_markdown_is_kept_as_it_is_written() -> None:
     written = "# Title\n\n* [link](a.md) `code` <!-- note -->\n"
     assert read(written.encode(), "a.md").text == written
 
 
-def test_what_postgresql_cannot_hold_does_not_reach_it() -> None:
+def test_characters_that_postgresql_cannot_store_are_replaced() -> None:
     assert "\0" not in read(("a" * 200 + "\0").encode("utf-16")).text

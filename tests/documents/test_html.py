@@ -1,7 +1,8 @@
-"""HTML: what a reader sees of it is its text, and a hostile page costs its own process and nobody else."""
+"""HTML: extract the text that a reader sees; a hostile page harms only the process that reads it."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -24,11 +25,11 @@ text.</p><ul><li>first<li>second</ul><table><tr><td>a</td><td>b</td></tr></table
     as it is</pre><script type=module>more()</script>last &lt;tag&gt;</body></html>"""
 
 
-def text_of(page: str, most: int = MIB) -> str:
-    return read_html(page.encode(), charset=None, most=most).text
+def extract_text(page: str) -> str:
+    return read_html(page.encode(), charset=None, max_characters=MIB).text
 
 
-def test_a_page_becomes_what_a_reader_sees_with_its_title_first() -> None:
+def test_a_page_becomes_the_text_a_reader_sees_with_its_title_first() -> None:
     assert read(PAGE.encode(), "a.html").text.split("\n\n") == [
         "Leases & Fences",
         "One",
@@ -52,8 +53,8 @@ def test_a_page_becomes_what_a_reader_sees_with_its_title_first() -> None:
         "<?xml hidden?>seen",
     ],
 )
-def test_scripts_styles_and_comments_are_not_seen(page: str) -> None:
-    assert text_of(page) == "seen"
+def test_scripts_styles_and_comments_are_left_out(page: str) -> None:
+    assert extract_text(page) == "seen"
 
 
 @pytest.mark.parametrize(
@@ -65,52 +66,53 @@ def test_scripts_styles_and_comments_are_not_seen(page: str) -> None:
         b'<meta charset="utf-16">' + "Москва".encode(),
         "<p>Москва".encode("utf-16"),
     ],
-    ids=["meta", "xml", "http-equiv", "a lie", "marked"],
+    ids=["meta", "xml", "http-equiv", "wrong", "byte order mark"],
 )
-def test_a_page_says_itself_how_it_is_encoded(page: bytes) -> None:
+def test_the_encoding_that_a_page_declares_is_used(page: bytes) -> None:
     assert read(page, "a.html").text == "Москва"
 
 
-def test_nested_tags_have_no_depth() -> None:
+def test_deeply_nested_tags_exhaust_neither_stack_nor_memory() -> None:
     page = b"<b>" * 300_000 + b"deep"
     assert read(page, "a.html", memory_bytes=128 * MIB).text == "deep"
 
 
-def test_a_page_on_which_the_parser_never_ends_is_refused_and_only_its_process_ends() -> None:
+def test_a_page_that_takes_too_much_processor_time_is_rejected() -> None:
     with pytest.raises(Unreadable, match="more than 1 s of processor time"):
         read(b"<!" * 1_000_000, "a.html", cpu_seconds=1)
 
 
-def test_a_page_that_needs_more_memory_than_it_gets_is_refused() -> None:
+def test_a_page_that_takes_too_much_memory_is_rejected() -> None:
     with pytest.raises(Unreadable, match="more than 96 MiB of memory"):
         read(b"word " * 8_000_000, "a.html", memory_bytes=96 * MIB)
 
 
-def test_a_page_with_too_much_text_is_refused() -> None:
+def test_a_page_with_too_much_text_is_rejected() -> None:
     with pytest.raises(Unreadable, match="more than 1,000 characters"):
-        read(b"<p>" + b"word " * 500, "a.html", most=1000)
+        read(b"<p>" + b"word " * 500, "a.html", max_characters=1000)
     with pytest.raises(Unreadable, match="more than 1,000 characters"):
-        read(b"<title>" + b"word " * 500, "a.html", most=1000)
+        read(b"<title>" + b"word " * 500, "a.html", max_characters=1000)
 
 
-def test_the_process_that_reads_has_no_secret_of_ours_and_loads_nothing_it_does_not_need(
+def test_the_reader_process_gets_no_secret_and_loads_only_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = "import os, runpy, sys; sys.argv = [sys.argv[1], sys.argv[2]]; "
-    asked += "runpy.run_path(sys.argv[0], run_name='__main__'); "
-    asked += "print(sorted({name.partition('.')[0] for name in sys.modules} & {'sqlalchemy', 'celery', 'pypdf'}))"
-    how = '{"kind": "HTML", "charset": null, "most": 99, "mostPages": 1, "memoryBytes": 1000000000, "cpuSeconds": 9}'
-    command = [sys.executable, "-I", "-c", asked, str(extract.PROGRAM), how]
+    script = "import os, runpy, sys; sys.argv = [sys.argv[1], sys.argv[2]]; "
+    script += "runpy.run_path(sys.argv[0], run_name='__main__'); "
+    script += "print(sorted({name.partition('.')[0] for name in sys.modules} & {'sqlalchemy', 'celery', 'pypdf'}))"
+    limits = {"maxCharacters": 99, "maxPages": 1, "memoryBytes": 1_000_000_000, "cpuSeconds": 9}
+    options = json.dumps({"kind": "HTML", "charset": None, **limits})
+    command = [sys.executable, "-I", "-c", script, str(extract.PROGRAM), options]
     done = subprocess.run(command, input=b"<p>hi", capture_output=True, env={}, check=True)
     assert done.stdout == b'{"text": "hi", "pages": null}[]\n'
-    given: dict[str, object] = {}
+    passed: dict[str, object] = {}
     real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda *a, **how: given.update(how) or real(*a, **how))
+    monkeypatch.setattr(subprocess, "run", lambda *a, **options: passed.update(options) or real(*a, **options))
     assert read(b"<p>hi", "a.html").text == "hi"
-    assert given["env"] == {}
+    assert passed["env"] == {}
 
 
-def test_a_process_that_is_killed_by_somebody_is_no_fault_of_the_file(
+def test_a_reader_process_that_fails_does_not_make_the_file_unreadable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setattr(extract, "PROGRAM", f"{tmp_path}/gone.py")
@@ -119,12 +121,12 @@ def test_a_process_that_is_killed_by_somebody_is_no_fault_of_the_file(
 
 
 @given(st.text(alphabet="<>/!-abcspript\"'= &;#x\n", max_size=200))
-def test_any_page_is_read(page: str) -> None:
-    assert isinstance(text_of(page), str)
+def test_any_input_is_read_without_an_error(page: str) -> None:
+    assert isinstance(extract_text(page), str)
 
 
 @given(st.lists(st.text(alphabet="abcdefgé", min_size=1, max_size=8), max_size=20))
-def test_no_word_is_lost_or_glued_to_another(words: list[str]) -> None:
+def test_no_word_is_lost_or_joined_with_another(words: list[str]) -> None:
     tags = ("<p>{}</p>", "<b>{}</b> ", "\n{}\n", "<li>{}", "<td>{}</td>", "<br>{}<br>", "<div>{}")
     page = "".join(tags[place % len(tags)].format(word) for place, word in enumerate(words))
-    assert text_of(page).split() == words
+    assert extract_text(page).split() == words

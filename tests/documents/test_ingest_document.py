@@ -1,4 +1,4 @@
-"""document.ingest from the upload to the search: with real files, bad ones, late ones, and with Chroma or without."""
+"""document.ingest, from the upload to the search: good, bad and outdated files, with and without Chroma."""
 
 from __future__ import annotations
 
@@ -13,40 +13,32 @@ import pytest
 import settings
 from documents import handler, store
 from documents.chroma import Chroma
-from documents.chunks import chunks
+from documents.chunks import split
 from models.engine import engine
 from models.sql import sql
-from tests.documents.chroma_server import ChromaServer, chroma_server
-from tests.documents.files import SENTENCE, TEXT_STREAM, bomb, pdf, raw_pdf
-from tests.documents.ledger import chunk_texts, document, found, names, uploaded
+from tests.documents.chroma_server import ChromaServer
+from tests.documents.files import SENTENCE, TEXT_STREAM, make_bomb, make_pdf, make_raw_pdf
+from tests.documents.ledger import read_chunks, read_document, run_tasks, search, search_names, upload
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests, wait_until
+from tests.tasks.command_line import manage
 from tests.tasks.deliveries import at_commit, change, delivered, scalar, submitted, take_away
-from tests.tasks.door import manage
 from tests.tasks.work import rows, task, transitions
 
 pytestmark = pytest.mark.usefixtures("stack")
-NOBODY = str(uuid.UUID(int=1))
-NOBODY_THERE = "http://127.0.0.1:65530"
+UNKNOWN_ID = str(uuid.UUID(int=1))
+UNUSED_ADDRESS = "http://127.0.0.1:65530"
 
 
-@pytest.fixture
-def chroma(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChromaServer]:
-    with chroma_server() as server:
-        monkeypatch.setenv("CHROMA_BASE_URL", server.url)
-        settings.current.cache_clear()
-        yield server
-
-
-def ingested(content: str | bytes, name: str = "a.txt", media_type: str | None = None) -> dict[str, Any]:
-    """Its task, after it ran."""
-    id_ = uploaded(content, name, media_type).task_id
+def ingest(content: str | bytes, name: str = "a.txt", media_type: str | None = None) -> dict[str, Any]:
+    """Upload a document, run its task and return the task."""
+    id_ = upload(content, name, media_type).task_id
     delivered([id_])
     return task(id_)
 
 
 @contextmanager
-def settled(**variables: str) -> Iterator[None]:
+def changed_settings(**variables: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as here:
         for name, value in variables.items():
             here.setenv(name, value)
@@ -61,96 +53,96 @@ def settled(**variables: str) -> Iterator[None]:
         ("a.txt", "Grüße vom needle am Ende.", "⟦needle⟧", None),
         ("a.md", "# Title\n\nThe *needle* is here.", "*⟦needle⟧*", None),
         ("a.html", "<title>T</title><script>hay</script><p>The needle&amp;thread", "⟦needle⟧&thread", None),
-        ("a.pdf", pdf("First page.", "The needle is on page two."), "The ⟦needle⟧ is on page two", 2),
+        ("a.pdf", make_pdf("First page.", "The needle is on page two."), "The ⟦needle⟧ is on page two", 2),
     ],
 )
-def test_a_file_of_each_kind_is_searchable_when_its_task_has_succeeded(
+def test_a_file_of_each_type_becomes_searchable(
     name: str, content: str | bytes, highlight: str, pages: int | None
 ) -> None:
-    done = ingested(content, name)
+    done = ingest(content, name)
     assert (done["status"], done["error_message"]) == ("SUCCEEDED", None)
-    (hit,) = found("needle")
-    assert (hit.document_id, hit.name) == (document(name)["id"], name)
+    (hit,) = search("needle")
+    assert (hit.document_id, hit.name) == (read_document(name)["id"], name)
     assert highlight in hit.highlight
-    expected = {"documentId": str(hit.document_id), "chunks": 1, "characters": len(chunk_texts(name)[0])}
+    expected = {"documentId": str(hit.document_id), "chunks": 1, "characters": len(read_chunks(name)[0])}
     assert done["result"] == expected | ({"pages": pages} if pages else {})
 
 
 def test_a_hundred_pages_are_all_searchable() -> None:
-    done = ingested(pdf(*(f"Word{n} {SENTENCE * 20}" for n in range(100))), "long.pdf")
+    done = ingest(make_pdf(*(f"Word{n} {SENTENCE * 20}" for n in range(100))), "long.pdf")
     assert done["result"]["pages"] == 100
-    assert done["result"]["chunks"] == len(chunk_texts("long.pdf")) > 40
+    assert done["result"]["chunks"] == len(read_chunks("long.pdf")) > 40
     for n in (0, 50, 99):
-        assert names(f"Word{n}", limit=1) == ["long.pdf"]
+        assert search_names(f"Word{n}", limit=1) == ["long.pdf"]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
         ("empty.txt", b"", "The file is empty."),
-        ("blank.html", b"<script>x</script>", "There is no text in it."),
-        ("binary.txt", b"\0\1\2", "It is not text"),
-        ("broken.pdf", pdf("Hello.")[:200], "The PDF is broken"),
-        ("locked.pdf", pdf("Hello.", password="secret"), "The PDF is encrypted"),
-        ("bomb.pdf", raw_pdf(bomb(100 << 20)), "far more than it should"),
-        ("pages.pdf", raw_pdf(TEXT_STREAM, filters=b"", kids=b"3 0 R " * 5001, count=5001), "5,001 pages"),
-        ("archive.zip", b"PK", "not understood"),
+        ("blank.html", b"<script>x</script>", "The file has no text."),
+        ("binary.txt", b"\0\1\2", "binary, not text"),
+        ("broken.pdf", make_pdf("Hello.")[:200], "The PDF is broken"),
+        ("locked.pdf", make_pdf("Hello.", password="secret"), "The PDF is encrypted"),
+        ("bomb.pdf", make_raw_pdf(make_bomb(100 << 20)), "far too much data"),
+        ("pages.pdf", make_raw_pdf(TEXT_STREAM, filters=b"", kids=b"3 0 R " * 5001, count=5001), "5,001 pages"),
+        ("archive.zip", b"PK", "not supported"),
     ],
 )
-def test_a_bad_file_is_dead_at_once_with_a_sentence_that_names_it(name: str, content: bytes, sentence: str) -> None:
-    done = ingested(content, name)
+def test_a_bad_file_makes_its_task_dead_with_a_message_that_names_it(name: str, content: bytes, sentence: str) -> None:
+    done = ingest(content, name)
     assert (done["status"], done["error_code"], done["attempt_count"]) == ("DEAD", "permanent", 1)
     assert sentence in done["error_message"]
     assert f"({name})" in done["error_message"]
-    assert chunk_texts(name) == []
+    assert read_chunks(name) == []
 
 
-def test_a_bad_file_among_good_ones_costs_them_nothing() -> None:
-    tasks = [uploaded(content, f"{n}.pdf").task_id for n, content in enumerate((pdf("one"), b"%PDF-", pdf("three")))]
-    delivered(tasks)
+def test_a_bad_file_does_not_affect_others_in_its_batch() -> None:
+    contents = (make_pdf("one"), b"%PDF-", make_pdf("three"))
+    tasks = [upload(content, f"{n}.pdf").task_id for n, content in enumerate(contents)]
+    run_tasks(tasks)
     assert [task(id_)["status"] for id_ in tasks] == ["SUCCEEDED", "DEAD", "SUCCEEDED"]
-    assert sorted(names("one or three")) == ["0.pdf", "2.pdf"]
+    assert sorted(search_names("one or three")) == ["0.pdf", "2.pdf"]
 
 
-def test_a_changed_file_replaces_its_chunks_and_a_bad_one_leaves_them() -> None:
-    ingested("old words", "a.txt")
-    assert ingested("new words", "a.txt")["status"] == "SUCCEEDED"
-    assert (names("old"), names("new")) == ([], ["a.txt"])
-    assert ingested("", "a.txt")["status"] == "DEAD"
-    assert names("new") == ["a.txt"]
+def test_a_changed_file_replaces_its_chunks_and_a_bad_one_keeps_them() -> None:
+    ingest("old words", "a.txt")
+    assert ingest("new words", "a.txt")["status"] == "SUCCEEDED"
+    assert (search_names("old"), search_names("new")) == ([], ["a.txt"])
+    assert ingest("", "a.txt")["status"] == "DEAD"
+    assert search_names("new") == ["a.txt"]
 
 
 @pytest.mark.guarantee
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "the older one late"])
-def test_of_two_uploads_of_one_name_the_last_is_searchable_whichever_runs_first(order: tuple[int, int]) -> None:
-    tasks = [uploaded("old words").task_id, uploaded("new words").task_id]
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "older one last"])
+def test_of_two_uploads_of_one_name_the_newer_is_searchable_in_whatever_order_they_run(order: tuple[int, int]) -> None:
+    tasks = [upload("old words").task_id, upload("new words").task_id]
     for place in order:
         delivered([tasks[place]])
-    assert chunk_texts() == ["new words"]
+    assert read_chunks() == ["new words"]
     assert [task(id_)["status"] for id_ in tasks] == ["DISCARDED", "SUCCEEDED"]
 
 
 @pytest.mark.guarantee
-def test_an_older_one_that_has_read_its_file_before_the_newer_upload_writes_nothing(
+def test_a_task_that_is_overtaken_while_it_runs_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The newer one is uploaded and ingested while the older one is at work."""
-    older = uploaded("old words").task_id
+    older = upload("old words").task_id
 
-    def overtaken(text_: str) -> Any:
-        monkeypatch.setattr(handler, "chunks", chunks)
-        delivered([uploaded("new words").task_id])
-        return chunks(text_)
+    def upload_newer_then_split(text: str) -> Any:
+        monkeypatch.setattr(handler, "split", split)
+        delivered([upload("new words").task_id])
+        return split(text)
 
-    monkeypatch.setattr(handler, "chunks", overtaken)
+    monkeypatch.setattr(handler, "split", upload_newer_then_split)
     delivered([older])
-    assert (chunk_texts(), task(older)["status"]) == (["new words"], "DISCARDED")
+    assert (read_chunks(), task(older)["status"]) == (["new words"], "DISCARDED")
 
 
 @pytest.mark.guarantee
 def test_chunks_and_success_commit_together_or_not_at_all() -> None:
-    """What is seen from outside at the moment before the commit is nothing; a lost lease leaves nothing."""
-    id_ = uploaded("needle").task_id
+    """Another connection sees no chunk before the commit."""
+    id_ = upload("needle").task_id
     seen: list[tuple[str, list[str]]] = []
 
     def look(_connection: Any) -> None:
@@ -159,60 +151,51 @@ def test_chunks_and_success_commit_together_or_not_at_all() -> None:
                 status = another.execute(
                     sql("SELECT status FROM ledger.ingest_task WHERE id = :id"), {"id": id_}
                 ).scalar_one()
-            seen.append((status, chunk_texts()))
+            seen.append((status, read_chunks()))
 
     with at_commit(engine(), look):
         delivered([id_])
     assert {tuple(texts) for status, texts in seen if status != "SUCCEEDED"} == {()}
-    assert (task(id_)["status"], chunk_texts()) == ("SUCCEEDED", ["needle"])
+    assert (task(id_)["status"], read_chunks()) == ("SUCCEEDED", ["needle"])
 
 
 @pytest.mark.guarantee
-def test_whoever_lost_its_lease_while_it_was_reading_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    id_ = uploaded("needle").task_id
-    monkeypatch.setattr(handler, "chunks", lambda text_: (take_away(id_), chunks(text_))[1])
+def test_a_task_that_loses_its_lease_while_it_reads_the_file_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    id_ = upload("needle").task_id
+    monkeypatch.setattr(handler, "split", lambda text: (take_away(id_), split(text))[1])
     delivered([id_])
-    assert (task(id_)["status"], chunk_texts()) == ("RUNNING", [])
+    assert (task(id_)["status"], read_chunks()) == ("RUNNING", [])
 
 
 def test_a_task_delivered_twice_runs_once() -> None:
-    id_ = uploaded("needle").task_id
+    id_ = upload("needle").task_id
     delivered([id_])
     delivered([id_])
     assert len(transitions(id_)) == 3
 
 
-def test_a_payload_that_no_upload_wrote_is_dead_with_a_sentence() -> None:
-    payloads: list[Any] = [None, {}, [], {"documentId": "x", "revision": 1}, {"documentId": NOBODY}]
+def test_an_invalid_payload_makes_its_task_dead() -> None:
+    payloads: list[Any] = [None, {}, [], {"documentId": "x", "revision": 1}, {"documentId": UNKNOWN_ID}]
     ids = submitted(len(payloads), store.TYPE, payloads.__getitem__)
-    delivered(ids)
+    run_tasks(ids)
     for id_ in ids:
         assert (task(id_)["status"], task(id_)["error_code"]) == ("DEAD", "permanent")
         assert "documentId" in task(id_)["error_message"]
 
 
-def test_a_document_that_was_deleted_meanwhile_is_no_failure() -> None:
-    id_ = uploaded("text").task_id
-    with engine().begin() as connection:
-        connection.execute(sql("DELETE FROM ledger.document"))
-    delivered([id_])
-    assert task(id_)["status"] == "DISCARDED"
-
-
-def test_a_newcomer_ingests_a_folder_and_searches_it() -> None:
-    """A worker beside the command, as `make up` starts them."""
+def test_a_folder_is_added_and_searched() -> None:
 
     def work() -> None:
         expected = len(list((settings.ROOT / "docs").glob("*.md")))
-        wait_until(lambda: len(rows()) == expected, "all are uploaded")
-        delivered([id_ for (id_,) in rows("id")])
+        wait_until(lambda: len(rows()) == expected, "all files are uploaded")
+        run_tasks([id_ for (id_,) in rows("id")])
 
     worker = threading.Thread(target=work)
     worker.start()
-    done = manage("ingest", settings.ROOT / "docs", "--wait", "--json")
+    done = manage("documents", "add", settings.ROOT / "docs", "--wait", "--json")
     worker.join(20)
     assert (done.code, set(done.json["statuses"])) == (0, {"SUCCEEDED"})
-    hits = manage("search", "lease", "--json").json
+    hits = manage("documents", "search", "lease", "--json").json
     assert "internals.md" in {hit["name"] for hit in hits}
     assert all("⟦lease⟧" in hit["highlight"].lower() for hit in hits)
 
@@ -222,24 +205,24 @@ def test_a_newcomer_ingests_a_folder_and_searches_it() -> None:
 
 def test_chroma_gets_a_copy_of_each_chunk(chroma: ChromaServer) -> None:
     content = SENTENCE * 200
-    assert ingested(content)["status"] == "SUCCEEDED"
-    assert sorted(chroma.texts()) == sorted(chunk_texts())
-    assert len(chunk_texts()) > 3
+    assert ingest(content)["status"] == "SUCCEEDED"
+    assert sorted(chroma.texts()) == sorted(read_chunks())
+    assert len(read_chunks()) > 3
 
 
-def test_chroma_holds_the_last_revision_alone(chroma: ChromaServer) -> None:
-    ingested(SENTENCE * 200)
-    ingested("short")
+def test_chroma_has_only_the_current_revision(chroma: ChromaServer) -> None:
+    ingest(SENTENCE * 200)
+    ingest("short")
     assert chroma.texts() == ["short"]
 
 
-def test_an_older_one_that_was_overtaken_takes_its_copy_back(chroma: ChromaServer) -> None:
-    older = uploaded("old words").task_id
+def test_a_task_that_is_overtaken_deletes_its_copy_in_chroma(chroma: ChromaServer) -> None:
+    older = upload("old words").task_id
 
     def overtake(path: str) -> None:
         if path.endswith("/upsert"):
             chroma.before_answering = lambda _path: None
-            delivered_elsewhere(uploaded("new words").task_id)
+            delivered_elsewhere(upload("new words").task_id)
 
     def delivered_elsewhere(id_: uuid.UUID) -> None:
         thread = threading.Thread(target=delivered, args=([id_],))
@@ -248,41 +231,40 @@ def test_an_older_one_that_was_overtaken_takes_its_copy_back(chroma: ChromaServe
 
     chroma.before_answering = overtake
     delivered([older])
-    assert (chroma.texts(), chunk_texts()) == (["new words"], ["new words"])
+    assert (chroma.texts(), read_chunks()) == (["new words"], ["new words"])
     assert task(older)["status"] == "DISCARDED"
 
 
-def test_one_that_was_killed_after_it_told_chroma_and_is_old_by_then_takes_its_copy_back(chroma: ChromaServer) -> None:
-    older = uploaded("old words").task_id
+def test_the_copy_of_a_killed_attempt_is_deleted_when_its_revision_is_outdated(chroma: ChromaServer) -> None:
+    older = upload("old words").task_id
     change(older, "next_retry_at = ledger.ledger_now() + interval '1 hour'")
-    ingested("new words")
+    ingest("new words")
     with Chroma(chroma.url) as client:
-        client.put(document()["id"], 1, "a.txt", chunks("old words"))
+        client.put(read_document()["id"], 1, "a.txt", split("old words"))
     change(older, "next_retry_at = NULL")
     delivered([older])
     assert chroma.texts() == ["new words"]
 
 
-def test_a_chroma_that_refuses_is_tried_again_and_nothing_is_searchable_before(chroma: ChromaServer) -> None:
+def test_an_error_of_chroma_is_retried_and_nothing_is_searchable_before(chroma: ChromaServer) -> None:
     chroma.answers_with = (503, "later")
-    failed = ingested("needle")
+    failed = ingest("needle")
     assert (failed["status"], failed["attempt_count"], failed["error_code"]) == ("RETRYING", 1, "handler_error")
-    assert "answers 503: later" in failed["error_message"]
-    assert chunk_texts() == []
+    assert "answered 503: later" in failed["error_message"]
+    assert read_chunks() == []
 
 
-def test_the_walk_of_the_specification_with_a_chroma_that_is_not_there(stack: ServersOfTests) -> None:
-    """Section 5.1 of the first seed: RETRYING with one failure, then DEAD with two."""
-    with settled(
-        CHROMA_BASE_URL=NOBODY_THERE,
+def test_an_unreachable_chroma_is_retried_until_the_task_is_dead(stack: ServersOfTests) -> None:
+    with changed_settings(
+        CHROMA_BASE_URL=UNUSED_ADDRESS,
         INGEST_REDIS_MAX_ATTEMPTS="2",
         INGEST_REDIS_RETRY_BASE_BACKOFF_MS="0",
         INGEST_REDIS_RETRY_MAX_BACKOFF_MS="0",
         INGEST_REDIS_RECLAIM_IDLE_MS="0",
     ):
-        first = ingested("needle")
+        first = ingest("needle")
         assert (first["status"], first["attempt_count"]) == ("RETRYING", 1)
-        assert "Chroma at 127.0.0.1:65530 does not answer" in first["error_message"]
+        assert "Chroma at 127.0.0.1:65530 is unreachable" in first["error_message"]
         move(stack, 1)
         delivered([first["id"]])
     last = task(first["id"])

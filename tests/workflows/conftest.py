@@ -1,4 +1,4 @@
-"""A ledger, and a world outside that workflows may reach."""
+"""Fixtures for workflows: settings, and the HTTP server that their stages call."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 import failpoint
 import settings
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tests.servers import ServersOfTests
-from tests.workflows.flows import tables
+from tests.workflows.flows import create_tables
 from tests.workflows.outside import API_KEY, SECRET, Outside
 
 Configure = Callable[..., None]
@@ -19,7 +19,7 @@ Configure = Callable[..., None]
 
 @pytest.fixture
 def configure(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    """Settings of this process: variables, or destinations by name."""
+    """Change the settings of this process: variables, or the destinations by name."""
 
     def set_(destinations: dict[str, str] | None = None, **variables: str) -> None:
         if destinations is not None:
@@ -33,13 +33,13 @@ def configure(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Configu
 
 @pytest.fixture
 def outside(stack: ServersOfTests, configure: Configure) -> Iterator[Outside]:
-    tables()
+    create_tables()
     outside = Outside()
     configure_for(configure, outside.port)
     yield outside
     outside.end()
     failpoint.arm()
-    assert submitter().flush(20)
+    assert after_commit_publisher().wait_until_idle(20)
 
 
 def configure_for(configure: Configure, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Workflows as tests hold them: three stages of three kinds, a table that notes each call, and what the ledger says."""
+"""A workflow with one stage of each kind, the tables that it writes, and functions that run it and read its steps."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CALL = sql("INSERT INTO public.test_stage_call (key) VALUES (:key)")
 STORED = sql("INSERT INTO public.test_stored (key, summary) VALUES (:key, :summary) ON CONFLICT DO NOTHING")
 
 
-def tables() -> None:
-    """What the stage "store" writes: a note of each call, and its effect, which has a key."""
+def create_tables() -> None:
+    """Create the tables that the stage "store" writes, empty: one row per call, and one row per key (its effect)."""
     with engine().begin() as connection:
         connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_stage_call (key text)"))
         connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_stored (key text PRIMARY KEY, summary text)"))
-        connection.execute(sql("TRUNCATE public.test_stage_call, test_stored"))
+        connection.execute(sql("TRUNCATE public.test_stage_call, public.test_stored"))
 
 
 @stage("test.store")
@@ -43,12 +43,12 @@ def store(given: StageInput) -> Any:
     return {"stored": given.outputs.get("summarize"), "for": given.input}
 
 
-def stored() -> list[tuple[Any, ...]]:
+def read_stored() -> list[tuple[Any, ...]]:
     with engine().begin() as connection:
         return [tuple(row) for row in connection.execute(sql("SELECT key, summary FROM public.test_stored"))]
 
 
-def store_calls() -> Counter[str]:
+def count_store_calls() -> Counter[str]:
     with engine().begin() as connection:
         return Counter(connection.execute(sql("SELECT key FROM public.test_stage_call")).scalars())
 
@@ -57,15 +57,15 @@ def flow(*stages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"stages": list(stages), **more}
 
 
-def ran(payload: Any, **how: Any) -> dict[str, Any]:
-    """Its task, after one delivery."""
-    (id_,) = submitted(1, TYPE, payload, **how)
+def run_workflow(payload: Any, **options: Any) -> dict[str, Any]:
+    """Submit a workflow, deliver it once and return its task."""
+    (id_,) = submitted(1, TYPE, payload, **options)
     delivered([id_])
     return task(id_)
 
 
-def steps(task_id: uuid.UUID) -> dict[str, Any]:
-    """What is kept of each stage, in the order in which they were done."""
+def read_steps(task_id: uuid.UUID) -> dict[str, Any]:
+    """Return what the ledger keeps of each stage, in the order in which they finished."""
     statement = sql("SELECT name, result FROM ledger.task_step WHERE task_id = :id ORDER BY created_at")
     with engine().begin() as connection:
         return {name: result for name, result in connection.execute(statement, {"id": task_id})}  # noqa: C416

@@ -1,4 +1,4 @@
-"""Workers that are killed, or fall asleep past their lease, at a failpoint: forks that call the real functions."""
+"""Forked worker processes that are killed at a failpoint, or paused there until their lease has expired."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import failpoint
 import settings
 from models.engine import engine
 from tasks.execution.deliver import ingest
-from tasks.recovery.reclaim import take_over
+from tasks.recovery.reclaim import reclaim_leases
 from tests.servers import ServersOfTests
-from tests.tasks.recovery.test_reclaim import later
+from tests.tasks.lost_workers import later
 
-FIRST_WAIT_SECONDS = 60  # after a first failure
+FIRST_RETRY_SECONDS = 60
 
 
 class Worker:
-    """One forked process that runs one task."""
+    """A forked process that runs one task."""
 
     def __init__(self, task_id: uuid.UUID, failpoints: str) -> None:
-        self.slept_seconds = multiprocessing.Value("d", 0.0)
+        self.paused_seconds = multiprocessing.Value("d", 0.0)
         self.pid = os.fork()
         if self.pid == 0:
             faulthandler.disable()
             real = time.monotonic
-            time.monotonic = lambda: real() + self.slept_seconds.value
+            time.monotonic = lambda: real() + self.paused_seconds.value
             failpoint.arm(failpoints)
             try:
                 ingest(engine(), [task_id])
@@ -41,12 +41,12 @@ class Worker:
     def is_killed(self) -> bool:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == -signal.SIGKILL
 
-    def is_asleep(self) -> bool:
+    def is_paused(self) -> bool:
         return os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
-    def wake_up(self, after_seconds: float) -> int:
-        """Its own clock has gone on meanwhile. Returns how it ended."""
-        self.slept_seconds.value = after_seconds
+    def resume(self, after_seconds: float) -> int:
+        """Advance the clock of the process, let it go on, and return its exit code."""
+        self.paused_seconds.value = after_seconds
         os.kill(self.pid, signal.SIGCONT)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
@@ -58,16 +58,16 @@ class Worker:
 
 @contextmanager
 def worker(task_id: uuid.UUID, failpoints: str) -> Iterator[Worker]:
-    made = Worker(task_id, failpoints)
+    started = Worker(task_id, failpoints)
     try:
-        yield made
+        yield started
     finally:
-        made.end()
+        started.end()
 
 
-def taken_over(stack: ServersOfTests, task_id: uuid.UUID) -> None:
-    """The lease runs out, reclaim finds that, and another worker runs the task when its wait is over."""
+def reclaim_and_run(stack: ServersOfTests, task_id: uuid.UUID) -> None:
+    """Let the lease expire, reclaim the task, wait for its retry, and run it here."""
     later(stack, settings.current().ingest_lease_seconds + 1)
-    assert take_over(engine(), settings.current()).charged == 1
-    later(stack, FIRST_WAIT_SECONDS)
+    assert reclaim_leases(engine(), settings.current()).charged == 1
+    later(stack, FIRST_RETRY_SECONDS)
     ingest(engine(), [task_id])

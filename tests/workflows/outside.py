@@ -1,4 +1,4 @@
-"""The world outside a workflow: one real HTTP server that is a CRM and a language model, and counts by key."""
+"""A real HTTP server that stages call: a CRM and a language model that count requests by idempotency key."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SECRET = "a key to sign with"
 
 
 class Outside(Receiver):
-    """Both sides do what they are asked for once for each key, and answer the same again."""
+    """Performs one effect per key, and repeats the answer when a key comes again."""
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(port=port)
-        self.behaviour = self.well
+        self.behaviour = self.answer_normally
         self.effects: dict[str, Any] = {}  # by key
         self.before_answering: Callable[[], object] = lambda: None
 
-    def well(self, exchange: Exchange) -> None:
+    def answer_normally(self, exchange: Exchange) -> None:
         body = json.loads(exchange.request_.body)
         key = exchange.request_.headers[KEY]
         if exchange.request_.target == CHAT:
-            answer = self.effects.setdefault(key, said(f"A summary of: {body['messages'][-1]['content']}"))
+            answer = self.effects.setdefault(key, make_reply(f"A summary of: {body['messages'][-1]['content']}"))
         else:
             answer = self.effects.setdefault(key, {"customer": "Ada", "asked": body})
         self.before_answering()
@@ -36,15 +36,15 @@ class Outside(Receiver):
 
     @property
     def calls(self) -> Counter[str]:
-        """Requests, by key."""
+        """The number of requests per key."""
         return Counter(request.headers[KEY] for request in self.requests)
 
-    def to(self, target: str) -> list[Request]:
+    def requests_to(self, target: str) -> list[Request]:
         return [request for request in self.requests if request.target == target]
 
 
-def said(text: Any, **more: Any) -> dict[str, Any]:
-    """As a language model's API answers."""
+def make_reply(text: Any, **more: Any) -> dict[str, Any]:
+    """Return an answer in the format of a language model's API."""
     usage = {"prompt_tokens": 7, "completion_tokens": 5}
     return {
         "model": "small-2",

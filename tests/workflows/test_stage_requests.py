@@ -1,4 +1,4 @@
-"""What `http` and `llm` stages send, what they make of each answer, and what they never tell."""
+"""Requests of `http` and `llm` stages: what they send, how they interpret answers, and which secrets stay hidden."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tasks.core.registry import find
 from tests.outbox.publishers.http_cases import Exchange
 from tests.tasks.deliveries import handled, scalar
 from tests.workflows.conftest import Configure
-from tests.workflows.flows import ASK, FETCH, FLOW, ID, KEYS, flow, ran  # fmt: skip
-from tests.workflows.outside import API_KEY, CHAT, KEY, SECRET, Outside, answering, said
+from tests.workflows.flows import ASK, FETCH, FLOW, ID, KEYS, flow, run_workflow  # fmt: skip
+from tests.workflows.outside import API_KEY, CHAT, KEY, SECRET, Outside, answering, make_reply
 from workflows import TYPE
 
 
-def test_a_request_carries_a_key_and_a_signature_that_others_can_check(outside: Outside) -> None:
+def test_a_request_carries_a_key_and_a_valid_signature(outside: Outside) -> None:
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    ran(FLOW, context={"traceparent": trace})
-    (request,) = outside.to("/crm")
+    run_workflow(FLOW, context={"traceparent": trace})
+    (request,) = outside.requests_to("/crm")
     timestamp = request.headers["Celeriac-Timestamp"]
     signed = f"{KEYS[0]}.{timestamp}.".encode() + request.body
     assert request.headers[KEY] == KEYS[0]
@@ -32,19 +32,21 @@ def test_a_request_carries_a_key_and_a_signature_that_others_can_check(outside: 
     assert json.loads(request.body) == {"order": {"number": 17}}
 
 
-def test_without_a_body_a_destination_is_told_everything(outside: Outside) -> None:
-    done = ran(flow({"name": "fetch", "kind": "http", "destination": "crm"}, input=[1], workflowId=ID))
+def test_a_stage_without_a_body_sends_input_and_outputs(outside: Outside) -> None:
+    done = run_workflow(flow({"name": "fetch", "kind": "http", "destination": "crm"}, input=[1], workflowId=ID))
     assert done["result"]["output"]["asked"] == {"workflowId": ID, "stage": "fetch", "input": [1], "outputs": {}}
 
 
-def test_a_model_is_asked_as_its_api_wants_it(outside: Outside) -> None:
+def test_a_model_is_called_in_the_format_of_its_api(outside: Outside) -> None:
     messages = [{"role": "system", "content": "Be brief about {{input}}."}, {"role": "user", "content": "{input}!"}]
     options = {"temperature": 0, "max_tokens": 9}
-    done = ran(flow({"name": "ask", "kind": "llm", "model": "m", "messages": messages, "options": options}, input="Hi"))
-    (request,) = outside.to(CHAT)
+    done = run_workflow(
+        flow({"name": "ask", "kind": "llm", "model": "m", "messages": messages, "options": options}, input="Hi")
+    )
+    (request,) = outside.requests_to(CHAT)
     assert request.headers["Authorization"] == f"Bearer {API_KEY}"
-    asked = [{"role": "system", "content": "Be brief about {input}."}, {"role": "user", "content": "Hi!"}]
-    assert json.loads(request.body) == {"model": "m", "messages": asked, "temperature": 0, "max_tokens": 9}
+    sent = [{"role": "system", "content": "Be brief about {input}."}, {"role": "user", "content": "Hi!"}]
+    assert json.loads(request.body) == {"model": "m", "messages": sent, "temperature": 0, "max_tokens": 9}
     assert done["result"]["output"] == "A summary of: Hi!"
 
 
@@ -56,106 +58,107 @@ OUTPUTS: list[tuple[bytes, dict[str, str], Any]] = [
     (b'[1, "x"]', {"Content_Type": "application/problem+json; charset=utf-8"}, [1, "x"]),
     (b" ", JSON, None),
 ]
-FATAL: list[tuple[dict[str, Any], int, bytes, dict[str, str], str]] = [
+PERMANENT: list[tuple[dict[str, Any], int, bytes, dict[str, str], str]] = [
     (FETCH, 404, b"no such order", {}, "answered 404: no such order"),
-    (FETCH, 302, b"", {"Location": "http://169.254.169.254/"}, "redirects are not followed"),
-    (FETCH, 200, b"{", JSON, "answered with what should be JSON. It is not JSON"),
-    (FETCH, 200, b"[NaN]", JSON, "The output of the stage 'fetch' is not JSON"),
-    (FETCH, 200, b'"\\u0000"', JSON, "The output of the stage 'fetch' has a NUL"),
-    (FETCH, 200, b"x" * 300_000, {}, "has 300,002 bytes, and 262,144 is the most"),
+    (FETCH, 302, b"", {"Location": "http://169.254.169.254/"}, "Redirects are not followed"),
+    (FETCH, 200, b"{", JSON, "answered with invalid JSON: "),
+    (FETCH, 200, b"[NaN]", JSON, "The output of the stage 'fetch' is not valid JSON"),
+    (FETCH, 200, b'"\\u0000"', JSON, "The output of the stage 'fetch' contains a NUL"),
+    (FETCH, 200, b"x" * 300_000, {}, "has 300,002 bytes; the limit is 262,144"),
     (FETCH, 200, b"x" * 1_100_000, {}, "answered with more than 1,048,576 bytes"),
     (ASK, 401, API_KEY.encode(), {}, "answered 401: …"),
-    (ASK, 200, b"<html>", {}, "is LLM_BASE_URL an OpenAI-compatible API?"),
-    (ASK, 200, b"[]", {}, "answered, but with no message"),
-    (ASK, 200, json.dumps(said(None)).encode(), {}, "answered, but with no message"),
+    (ASK, 200, b"<html>", {}, "Is LLM_BASE_URL an OpenAI-compatible API?"),
+    (ASK, 200, b"[]", {}, "answered without a message"),
+    (ASK, 200, json.dumps(make_reply(None)).encode(), {}, "answered without a message"),
 ]
-PASSING: list[tuple[int, bytes, dict[str, str], int]] = [
+TABLES = ("ledger.ingest_task", "ledger.ingest_task_transition", "ledger.task_step")
+TEMPORARY: list[tuple[int, bytes, dict[str, str], int]] = [
     (503, b"busy", {"Retry_After": "3"}, 60),
     (429, b"slower", {"Retry_After": "900"}, 900),
     (408, b"", {}, 60),
 ]
 
 
-def test_an_answer_is_json_if_it_says_so_and_otherwise_text(outside: Outside) -> None:
+def test_an_answer_is_json_if_its_content_type_says_so_and_otherwise_text(outside: Outside) -> None:
     for body, headers, output in OUTPUTS:
         with outside.behaving(answering(200, body, **headers)):
-            done = ran(flow(FETCH))
+            done = run_workflow(flow(FETCH))
         assert (done["status"], done["result"]["output"]) == ("SUCCEEDED", output)
 
 
-def test_what_will_never_work_is_dead_at_once(outside: Outside) -> None:
-    for asked, status, body, headers, sentence in FATAL:
+def test_a_permanent_failure_is_dead_at_once(outside: Outside) -> None:
+    for stage, status, body, headers, sentence in PERMANENT:
         with outside.behaving(answering(status, body, **headers)):
-            done = ran(flow(asked))
+            done = run_workflow(flow(stage))
         assert (done["status"], done["attempt_count"], done["error_code"]) == ("DEAD", 1, "permanent"), sentence
         assert sentence in done["error_message"]
 
 
-def test_what_may_work_later_is_tried_again_no_sooner_than_it_was_asked_for(outside: Outside) -> None:
-    for status, body, headers, wait_seconds in PASSING:
+def test_a_temporary_failure_is_retried_not_before_retry_after(outside: Outside) -> None:
+    for status, body, headers, wait_seconds in TEMPORARY:
         with outside.behaving(answering(status, body, **headers)):
-            done = ran(flow(FETCH))
+            done = run_workflow(flow(FETCH))
         assert (done["status"], done["attempt_count"]) == ("RETRYING", 1)
-        assert f"answered {status}: {body.decode() or 'without a word'}" in done["error_message"]
+        assert f"answered {status}: {body.decode() or '(empty body)'}" in done["error_message"]
         assert done["next_retry_at"] - done["updated_at"] == timedelta(seconds=wait_seconds)
 
 
-def test_an_answer_that_does_not_come_or_breaks_off_is_tried_again(outside: Outside) -> None:
+def test_a_missing_or_incomplete_answer_is_retried(outside: Outside) -> None:
     with outside.behaving(Exchange.hang):
-        done = ran(flow({**FETCH, "timeoutSeconds": 0.1}))
+        done = run_workflow(flow({**FETCH, "timeoutSeconds": 0.1}))
     assert (done["status"], done["error_code"]) == ("RETRYING", "handler_error")
-    assert "does not answer: nothing within 0.1 s" in done["error_message"]
+    assert "did not answer: no answer within 0.1 s" in done["error_message"]
     half = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"half'
     with outside.behaving(lambda exchange: exchange.say(half)):
-        done = ran(flow(FETCH))
-    assert (done["status"], "its answer broke off" in done["error_message"]) == ("RETRYING", True)
+        done = run_workflow(flow(FETCH))
+    assert (done["status"], "the answer is incomplete" in done["error_message"]) == ("RETRYING", True)
 
 
-def test_without_a_language_model_the_sentence_names_the_setting(outside: Outside, configure: Configure) -> None:
+def test_a_missing_language_model_is_reported_with_the_setting(outside: Outside, configure: Configure) -> None:
     configure(LLM_BASE_URL="")
-    done = ran(FLOW)
+    done = run_workflow(FLOW)
     assert (done["status"], outside.requests) == ("DEAD", [])
-    assert "LLM_BASE_URL names none" in done["error_message"]
+    assert "set LLM_BASE_URL" in done["error_message"]
 
 
-def test_a_destination_in_a_private_network_is_guarded_as_webhooks_are(outside: Outside, configure: Configure) -> None:
+def test_a_destination_in_a_private_network_is_forbidden(outside: Outside, configure: Configure) -> None:
     configure({"crm": f"http://127.0.0.1:{outside.port}/crm?allow_http=1"})
-    done = ran(flow(FETCH))
+    done = run_workflow(flow(FETCH))
     assert (done["status"], outside.connections) == ("DEAD", 0)
-    assert "is a private address (loopback)" in done["error_message"]
+    assert "is a private address" in done["error_message"]
 
 
-def test_the_key_of_the_model_is_in_no_step_no_error_and_no_log(
+def test_the_api_key_of_the_model_appears_in_no_step_error_or_log(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    ran(flow(ASK))
+    run_workflow(flow(ASK))
     for status in (401, 500):
         repeating = answering(status, f"the key {API_KEY} and Bearer {API_KEY.upper()}".encode())
         with outside.behaving(repeating):
-            ran(flow(ASK))
+            run_workflow(flow(ASK))
     rows = "SELECT string_agg(row_to_json(t)::text, ' ') FROM"
-    told = [scalar(f"{rows} {table} t") for table in ("ingest_task", "ingest_task_transition", "task_step")]
-    text = "".join([*told, caplog.text]).casefold()
+    stored = [scalar(f"{rows} {table} t") for table in TABLES]
+    text = "".join([*stored, caplog.text]).casefold()
     assert "the key … and bearer …" in text
     assert API_KEY not in text
 
 
-def test_a_base_address_may_end_with_a_slash_or_a_query(outside: Outside, configure: Configure) -> None:
+def test_the_base_address_may_end_with_a_slash_or_a_query(outside: Outside, configure: Configure) -> None:
     for base in ("/v1", "/v1/", "/v1/?api-version=2", "/v1?api-version=2"):
         configure(LLM_BASE_URL=f"http://127.0.0.1:{outside.port}{base}")
-        with outside.behaving(answering(200, json.dumps(said("Hi")).encode())):
-            assert ran(flow(ASK))["result"]["output"] == "Hi"
+        with outside.behaving(answering(200, json.dumps(make_reply("Hi")).encode())):
+            assert run_workflow(flow(ASK))["result"]["output"] == "Hi"
     assert [request.target for request in outside.requests] == [CHAT, CHAT, *[f"{CHAT}?api-version=2"] * 2]
 
 
-def test_a_stage_that_takes_too_long_ends_in_the_middle_of_its_request_and_leaves_nothing_open(
+def test_the_time_limit_ends_a_request_and_leaves_no_connection_open(
     outside: Outside, caplog: pytest.LogCaptureFixture
 ) -> None:
     with handled(TYPE, find(TYPE).function, transactional=False, batch=1, soft_limit_seconds=0.2):
         with outside.behaving(Exchange.hang):
-            done = ran(flow(FETCH))
+            done = run_workflow(flow(FETCH))
         assert (done["status"], done["error_code"]) == ("RETRYING", "timeout")
-        again = ran(flow(FETCH))
+        again = run_workflow(flow(FETCH))
     assert again["status"] == "SUCCEEDED"
     assert "asyncio" not in {record.name for record in caplog.records}
