@@ -1,14 +1,14 @@
-# Everything a newcomer types. `make up ARGS=-v` and `make test ARGS=-x` pass arguments on.
+# The commands of everyday work. ARGS passes arguments on: `make up ARGS=-v`, `make test ARGS=-x`.
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 
 .PHONY: up start stop status test test-all lint demo docs requirements bench-peers help
 
-help:  ## this list
+help:  ## print this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
-up: .venv/ready  ## start everything and follow the logs; Ctrl-C stops it
+up: .venv/ready  ## start everything and print the logs; Ctrl-C stops it
 	@$(BIN)/python manage.py up $(ARGS)
 
 start: .venv/ready  ## start everything in the background
@@ -17,51 +17,51 @@ start: .venv/ready  ## start everything in the background
 stop: .venv/ready  ## stop everything
 	@$(BIN)/python manage.py down $(ARGS)
 
-status: .venv/ready  ## what runs where
+status: .venv/ready  ## list what is running, with addresses
 	@$(BIN)/python manage.py ps $(ARGS)
 
-test: .venv/ready-dev  ## every test but the long ones, against real servers
+test: .venv/ready-dev  ## run all tests but the long ones, against real servers
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-all: .venv/ready-dev  ## every test
+test-all: .venv/ready-dev  ## run all tests
 	@$(BIN)/python -m pytest -m "" $(ARGS)
 
-lint: .venv/ready-dev  ## ruff, its formatter, mypy
+lint: .venv/ready-dev  ## check style, formatting, types and the direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy .
+	@$(BIN)/lint-imports --no-logo --no-cache
 
-demo: .venv/ready  ## half a minute: a worker is killed, the broker forgets everything, every effect is there once
+demo: .venv/ready  ## kill a worker, empty the broker, and show that every effect happened once (30 s)
 	@$(BIN)/python manage.py demo $(ARGS)
 
-docs: .venv/ready  ## make docs/configuration.md anew
+docs: .venv/ready  ## regenerate docs/configuration.md and docs/messages.md
 	@$(BIN)/python manage.py config --markdown > docs/configuration.md
+	@$(BIN)/python manage.py config --messages > docs/messages.md
 
-requirements:  ## pin requirements*.in anew (needs uv)
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-		--quiet requirements.in -o requirements.txt
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-		--quiet requirements-dev.in -o requirements-dev.txt
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-		--quiet requirements-bench.in -o requirements-bench.txt
+requirements:  ## pin the packages of requirements*.in; keeps versions that still fit (needs uv)
+	@for name in requirements requirements-dev requirements-bench; do \
+		uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet \
+			$$name.in -o $$name.txt || exit 1; \
+	done
 
-bench-peers: .venv-bench/ready  ## install what `manage.py bench ingest` is measured beside, in a venv of its own
+bench-peers: .venv-bench/ready  ## install the systems that `manage.py bench ingest` compares with, into .venv-bench
 
 .venv/ready: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Celeriac needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-	@echo "Preparing .venv (once) …"
+	@echo "Installing packages into .venv (once) …"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
 	@touch $@
 
 .venv/ready-dev: .venv/ready requirements-dev.txt
-	@echo "Preparing the tests' packages (once) …"
+	@echo "Installing the packages for tests (once) …"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
 	@touch $@
 
 .venv-bench/ready: requirements-bench.txt
-	@echo "Preparing .venv-bench (once) …"
+	@echo "Installing packages into .venv-bench (once) …"
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 		-r requirements-bench.txt

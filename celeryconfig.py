@@ -1,7 +1,7 @@
-"""All settings of Celery, so that bare `celery beat` and `celery -A tasks …` mean the same. Each line says why.
+"""All settings of Celery, each with its reason. Both `celery beat` and `celery -A tasks …` read this file.
 
-The broker only wake-ups the bell: a message carries task ids and nothing else, may be lost or come twice, and is presumed
-a duplicate until the guard admits it. So these settings prefer "again" over "never", and "soon" over "late".
+The broker only carries wake-ups: a message holds task ids and nothing else, may be lost or arrive twice, and runs
+nothing unless the claim in the ledger succeeds. So these settings prefer a duplicate message to a lost one.
 """
 
 from __future__ import annotations
@@ -14,103 +14,108 @@ from tasks.core.celery_program import exit_with_message as _exit_with_message
 from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, intervals
 
 with _exit_with_message():
-    # Said here and not in tasks/celery.py, since bare `celery beat` reads this file alone.
+    # Set here and not in tasks/celery.py, because `celery beat` without -A reads this file only.
     broker_url = _broker_url()
+_installation = current().ledger_schema  # names everything in the broker, so that installations can share one
+_queue = current().broker_queue
 _is_redis = broker_url.partition(":")[0] in ("redis", "rediss")
 
-# Only JSON, in both directions: a pickled message is code from whoever reached the broker.
-accept_content = ["json"]  # what a worker takes from a queue, and whoever asks a worker takes as its answer
-result_accept_content = ["json"]  # None would mean accept_content: said, so that changing that one changes one thing
-task_serializer = "json"  # what we send
-result_serializer = "json"  # answers to `inspect`, too, are sent with it
+# Only JSON: with pickle, a client that can write to the broker could run code in the workers.
+accept_content = ["json"]  # for messages, and for the answers of workers to `inspect`
+result_accept_content = ["json"]  # the default is accept_content; stated, so that it does not change with it
+task_serializer = "json"  # for the messages that we send
+result_serializer = "json"  # workers use it for their answers to `inspect`
 event_serializer = "json"  # Flower reads these
 
-# Results live in the ledger.
-task_ignore_result = True  # no backend, and no work for one
-task_store_errors_even_if_ignored = False  # errors, too, are settled in the ledger
+# Results are stored in the ledger.
+task_ignore_result = True  # there is no result backend
+task_store_errors_even_if_ignored = False  # errors are stored in the ledger as well
 
-# A message is acknowledged when its work is settled, and given back when the process that held it dies.
+# A message is acknowledged when its tasks are settled, and returned to the queue when its worker dies.
 task_acks_late = True  # a worker that dies has not acknowledged
-task_reject_on_worker_lost = True  # else the message of a killed child is acknowledged as failed, and gone
-task_acks_on_failure = True  # a failure is settled in the ledger; the broker's copy has done its duty
-task_acks_on_timeout = True  # so is a timeout; given back, it would time out for ever
-worker_prefetch_multiplier = 1  # one message in hand: waiting ones stay visible and go to whoever is free
-worker_cancel_long_running_tasks_on_connection_loss = False  # the duplicate is harmless (guard); killing work is not
+task_reject_on_worker_lost = True  # otherwise the message of a killed child process is acknowledged and gone
+task_acks_on_failure = True  # the failure is in the ledger; the message is not needed any more
+task_acks_on_timeout = True  # the same; returned to the queue, the message would time out again and again
+worker_prefetch_multiplier = 1  # messages wait in the queue, where they are visible and any free worker gets them
+worker_cancel_long_running_tasks_on_connection_loss = False  # a duplicate message is harmless; killing work is not
 
-# Nothing scheduled sits in a worker's memory: due times live in the ledger, and no ETA outlives a visibility timeout.
-task_time_limit = 1800  # below visibility_timeout, or a long task would be delivered again while it runs
+# Due times are in the ledger, so no worker holds messages with an ETA.
+task_time_limit = 1800  # below visibility_timeout: otherwise a long task is delivered again while it runs
 task_soft_time_limit = 1740  # a minute to settle the failure before the process is killed
 
-# SIGTERM gives running and prefetched messages back within seconds (with REMAP_SIGTERM=SIGQUIT).
-worker_soft_shutdown_timeout = 5.0  # what is nearly done may end; half of the ten seconds that Docker waits
-worker_enable_soft_shutdown_on_idle = False  # it would wait for ETA tasks; there are none
+# With REMAP_SIGTERM=SIGQUIT, SIGTERM returns running and prefetched messages to the queue within seconds.
+worker_soft_shutdown_timeout = 5.0  # lets tasks finish that are nearly done; Docker waits ten seconds
+worker_enable_soft_shutdown_on_idle = False  # it would wait for tasks with an ETA; there are none
 
-# A broker that is away is waited for, always: the default gives up after 100 tries.
-broker_connection_retry = True  # a worker outlives a restart of its broker
-broker_connection_retry_on_startup = True  # and may be started before it
-broker_connection_max_retries = None  # for ever
-broker_channel_error_retry = True  # also when only a channel was closed, as by a failover of RabbitMQ
-broker_connection_timeout = 5  # a host that swallows packets is tried again soon
-broker_heartbeat = 30  # AMQP: notices a silent peer; Redis has health_check_interval
-broker_pool_limit = 10  # connections of one publishing process; more would only wait in the broker
+# A worker waits for an unreachable broker without end: by default it gives up after 100 tries.
+broker_connection_retry = True  # a worker survives a restart of its broker
+broker_connection_retry_on_startup = True  # a worker may be started before its broker
+broker_connection_max_retries = None  # retry forever
+broker_channel_error_retry = True  # also if only a channel was closed, as by a failover of RabbitMQ
+broker_connection_timeout = 5  # a host that drops packets is retried soon
+broker_heartbeat = 30  # AMQP: detects a silent peer; for Redis see health_check_interval
+broker_pool_limit = 10  # connections of one publishing process; more would not publish faster
 
 if _is_redis:
     broker_transport_options = {
-        "visibility_timeout": 3600,  # how long an unacknowledged message waits before another worker gets it
-        "unacked_restore_interval": 5,  # look for such messages every 5 s instead of about every 100 s
-        "unacked_restore_throttle": 1,  # on each look: the default skips nine of ten
-        "health_check_interval": 10,  # a dead connection is noticed without traffic
-        "socket_timeout": 15,  # a frozen Redis is an error, not a wait for ever; longer than any blocking read
-        "socket_connect_timeout": 5,  # as broker_connection_timeout, which Redis does not read
-        "socket_keepalive": True,  # a peer that vanished while idle is noticed by the kernel
-        "global_keyprefix": "celeriac:",  # the broker may be shared with others
-        "priority_steps": list(range(10)),  # ten priorities, 0 first; publishers translate ours (9 most urgent)
-        "queue_order_strategy": "round_robin",  # queues take turns: with "priority" a full `ingest` starves `system`
+        "visibility_timeout": 3600,  # time until an unacknowledged message is delivered to another worker
+        "unacked_restore_interval": 5,  # check for such messages every 5 s instead of about every 100 s
+        "unacked_restore_throttle": 1,  # at each interval; the default skips nine of ten
+        "health_check_interval": 10,  # detects a dead connection without traffic
+        "socket_timeout": 15,  # a frozen Redis is an error instead of an endless wait; longer than any blocking read
+        "socket_connect_timeout": 5,  # the Redis transport does not read broker_connection_timeout
+        "socket_keepalive": True,  # the kernel detects a peer that vanished while idle
+        "global_keyprefix": f"{_installation}:",  # the Redis may be shared with others
+        "priority_steps": list(range(10)),  # ten priorities, 0 first; publishers convert ours, where 9 is first
+        "queue_order_strategy": "round_robin",  # with "priority", a full `ingest` queue would starve `system`
     }
-    _queue_arguments = {}  # Redis has lists, and nothing to choose
+    _queue_arguments = {}
 else:
     broker_transport_options = {
-        "confirm_publish": True,  # without it a publish into a full or closing RabbitMQ is lost in silence
-        "connect_timeout": 5,  # as above
+        "confirm_publish": True,  # without it a full or closing RabbitMQ loses messages silently
+        "connect_timeout": 5,  # as broker_connection_timeout
         "read_timeout": 60,  # twice the heartbeat
-        "write_timeout": 15,  # a RabbitMQ that blocks publishers (alarm) is an error that the ledger survives
+        "write_timeout": 15,  # a RabbitMQ that blocks publishers (alarm) is an error, and the outbox retries
     }
-    _queue_arguments = {"x-queue-type": "quorum"}  # replicated and on disk; classic mirrored queues are gone
-    task_default_queue_type = "quorum"  # for queues that Celery itself would declare
-    worker_detect_quorum_queues = True  # they refuse a global prefetch: the worker then asks for one per consumer
+    _queue_arguments = {"x-queue-type": "quorum"}  # replicated and on disk; RabbitMQ has no mirrored classic queues
+    task_default_queue_type = "quorum"  # for queues that Celery declares itself
+    worker_detect_quorum_queues = True  # quorum queues reject a global prefetch; Celery then sets it per consumer
 
-_exchange = Exchange("celeriac", type="direct", durable=True)
-# Work and ticks apart, so that a full work queue never delays the relay. The dead-letter queue is not here on purpose:
-# a worker without -Q consumes every queue in this list.
+_exchange = Exchange(_installation, type="direct", durable=True)
+# Ticks have a queue of their own, so that a full task queue does not delay the relay. The dead-letter queue must not be
+# in this list: a worker without -Q consumes every queue in it.
 task_queues = [
-    Queue(name, _exchange, routing_key=name, durable=True, queue_arguments=_queue_arguments)
+    Queue(_queue(name), _exchange, routing_key=_queue(name), durable=True, queue_arguments=_queue_arguments)
     for name in dict.fromkeys((*current().ingest_queues, "system"))
 ]
-task_default_queue = "ingest"  # what has no route is work, not a tick
-task_default_exchange = "celeriac"  # Celery's default would be an exchange named after the queue
-task_default_routing_key = "ingest"  # queues without a key of their own would all bind to this one
-task_create_missing_queues = False  # a misspelt queue is an error, not a place where messages wait for ever
-task_routes = {  # the first match counts
-    "tasks.ingest": {"queue": "ingest", "routing_key": "ingest"},
-    "tasks.*": {"queue": "system", "routing_key": "system"},
-    "outbox.*": {"queue": "system", "routing_key": "system"},
-    "receipts.*": {"queue": "system", "routing_key": "system"},
+task_default_queue = _queue("ingest")  # for messages without a route
+task_default_exchange = _installation  # Celery's default would be an exchange named after the queue
+task_default_routing_key = _queue("ingest")  # the routing key of the default queue
+task_create_missing_queues = False  # a misspelt queue is an error, instead of a new queue without a consumer
+control_exchange = _installation  # `inspect` and Flower reach the workers of this installation only
+event_exchange = f"{_installation}.events"
+event_queue_prefix = f"{_installation}.events"
+task_routes = {  # the first match wins
+    "tasks.ingest": {"queue": _queue("ingest"), "routing_key": _queue("ingest")},
+    "tasks.*": {"queue": _queue("system"), "routing_key": _queue("system")},
+    "outbox.*": {"queue": _queue("system"), "routing_key": _queue("system")},
+    "receipts.*": {"queue": _queue("system"), "routing_key": _queue("system")},
 }
 
-# Flower and `celery events` see the workers. Events carry ids: messages have nothing else in them.
-worker_send_task_events = False  # three messages for each; Flower asks the workers for them while it runs
-task_send_sent_event = False  # a second message for each; what no worker has taken yet is in the ledger
+# Events for Flower and `celery events`. They contain task ids only, like the messages.
+worker_send_task_events = False  # three events per message; Flower switches them on while it runs
+task_send_sent_event = False  # one more event per message; the ledger knows which tasks are waiting
 
-worker_hijack_root_logger = False  # LOG_FORMAT is ours (tasks/celery.py)
-worker_redirect_stdouts = False  # what a handler prints stays what it printed
+worker_hijack_root_logger = False  # tasks/celery.py configures logging, for LOG_FORMAT
+worker_redirect_stdouts = False  # what a handler prints goes to stdout, not to the log
 enable_utc = True  # `expires` is compared between machines
-timezone = "UTC"  # a day of 23 hours would move ticks
-imports = ("tasks.celery_tasks", "tasks.worker")  # `-A tasks` alone does not find the tasks
+timezone = "UTC"  # ticks must not shift with daylight saving time
+imports = ("tasks.celery_tasks", "tasks.worker")  # `-A tasks` does not import these
 
-# Ticks expire with their interval: while no system worker runs, they do not pile up.
-beat_scheduler = "celery.beat:Scheduler"  # needs no file: what was last run is in the ledger
-beat_max_loop_interval = 1  # a clock that was set back delays a tick by a second, not by minutes
-beat_schedule = {  # every tick may be sent twice or not at all
+# Ticks expire after their interval, so that they do not pile up while no worker consumes the system queue.
+beat_scheduler = "celery.beat:Scheduler"  # needs no file: the ledger records when each tick last ran
+beat_max_loop_interval = 1  # a clock that is set back delays a tick by a second, not by minutes
+beat_schedule = {  # a tick may be sent twice or get lost; both are harmless
     name: {"task": task, "schedule": seconds, "options": {"expires": seconds, "ignore_result": True}}
     for name, task, seconds in (
         ("beat-seen", "tasks.beat_seen", BEAT_SEEN_SECONDS),

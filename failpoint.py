@@ -1,10 +1,10 @@
-"""Named places where a test may end, stop or delay the process. Off unless a test arms them: one comparison with None.
+"""Named places in the code where a test can kill, stop or delay the process. Unarmed, they cost a comparison with None.
 
     FAILPOINTS="relay.after_publish=kill@3;lease.renew=raise;sink.after_prepare=sleep:30@1"
 
 `name=action@n` acts on the n-th pass (default: the first). Actions: `kill` (SIGKILL to this process), `pause`
 (SIGSTOP), `exit` (without clean-up), `raise` (a `FailpointHit`), `sleep:SECONDS`. FAILPOINT_TRACE names a file that
-gets one line per pass, which proves that a sweep really reached a place.
+gets one line per pass, so that a test can prove that a place was reached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ACTIONS: Final = ("kill", "pause", "exit", "raise", "sleep")
 
 
 class FailpointHit(Exception):
-    """A failpoint was told to raise here."""
+    """Raised by a failpoint whose action is `raise`."""
 
 
 @dataclass(slots=True)
@@ -37,13 +37,13 @@ _plan: _Plan | None = None
 
 
 def failpoint(name: str) -> None:
-    """A place where a test may interfere."""
+    """Mark a place where a test can interfere."""
     if _plan is not None:
         _pass(_plan, name)
 
 
 def arm(actions: str = "", trace: str = "") -> None:
-    """Arm this process (and what it forks). Without arguments: disarm."""
+    """Arm this process and the processes it forks. Without arguments, disarm it."""
     global _plan  # noqa: PLW0603 - one plan per process, replaced as a whole
     _plan = _Plan(_parse(actions), Path(trace) if trace else None, {}, threading.Lock()) if actions or trace else None
 
@@ -64,7 +64,7 @@ def _parse(text: str) -> dict[str, tuple[str, int]]:
 def _pass(plan: _Plan, name: str) -> None:
     if plan.trace:
         descriptor = os.open(plan.trace, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.write(descriptor, f"{name}\n".encode())  # one write: lines of several processes do not mix
+        os.write(descriptor, f"{name}\n".encode())  # a single write, so that lines of several processes do not mix
         os.close(descriptor)
     action, nth = plan.actions.get(name, ("", 0))
     if not action:

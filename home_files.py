@@ -1,4 +1,4 @@
-"""The small files of a home: what `embedded/` writes there, and `settings.py` reads."""
+"""Read the files that the embedded stack writes into CELERIAC_HOME: its addresses and secrets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 from typing import ClassVar, Final
 
-MARK: Final = "MARK"  # the key in stack.json that says which folder and boot it belongs to
+MARK: Final = "MARK"  # key in stack.json that identifies the folder and the boot of the machine
 
 
 class SettingsError(Exception):
-    """A setting is missing or wrong. Carries the same attributes as `models.errors.CeleriacError`."""
+    """A setting is missing or wrong.
+
+    An environment variable has a value that cannot be used, or a file in CELERIAC_HOME is damaged.
+    """
 
     code: ClassVar[str] = "bad_setting"
+    remedy: ClassVar[str] = "Correct the variable that the message names; docs/configuration.md describes all of them."
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = 1
 
@@ -22,22 +26,22 @@ class SettingsError(Exception):
 
 
 def read_stack(home: Path) -> dict[str, str]:
-    """The addresses of the stack that runs in this folder. A copy of the folder has none, nor after a reboot."""
+    """Return the addresses of the stack that runs in this folder; empty for a copy of the folder or after a reboot."""
     found = read_json(home / "stack.json")
     return found if found and found.pop(MARK, None) in (None, mark_of(home)) else {}
 
 
 def mark_of(home: Path) -> str:
-    """What tells a running stack's folder from its copies and from itself before the machine was started again."""
+    """Return a mark that differs between a folder, its copies, and the same folder after a reboot."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{home.stat().st_ino}@{boot.read_text().strip() if boot.exists() else ''}"
 
 
 def read_json(path: Path) -> dict[str, str]:
-    """A small file of names and values that `embedded/` wrote; empty if it is not there."""
+    """Return the content of a JSON file written by `embedded/`; empty if it does not exist."""
     try:
         return dict(json.loads(path.read_text()))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return {}
     except (ValueError, TypeError):
-        raise SettingsError(f"{path} is damaged: stop the stack, remove this file and start again.") from None
+        raise SettingsError(f"{path} is damaged: stop the stack, delete this file and start the stack again.") from None

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The operator's door. Run it with any Python: one that lacks our packages continues with the one in .venv."""
+"""The command line of Celeriac. A Python without our packages restarts itself with the one in .venv."""
 
 import importlib.util
 import os
@@ -21,5 +21,5 @@ if __name__ == "__main__":
     try:
         from commands import main
     except ModuleNotFoundError as error:
-        sys.exit(f"manage.py: {error.name} is not installed here: run `make up` once, it prepares everything.")
+        sys.exit(f"manage.py: {error.name} is not installed: run `make up` once, which installs everything into .venv.")
     sys.exit(main())

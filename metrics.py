@@ -1,8 +1,8 @@
-"""Every metric of Celeriac once, counted right across the forked children of a worker.
+"""The counters and histograms of Celeriac, correct across the forked child processes of a worker.
 
 A program with several processes calls `share_between_processes` when it starts, before it forks. From then on its
-counters live in files of PROMETHEUS_MULTIPROC_DIR: a folder of its own, removed when the program ends, or the one that
-was set from outside. Gauges are not here: they are read from the ledger and the broker at scrape time.
+counters are files in PROMETHEUS_MULTIPROC_DIR: a folder of its own that is removed at exit, unless the variable was set
+by the operator. There are no gauges here: they are read from the ledger and the broker when metrics are scraped.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def _choose_folder() -> None:
-    """Set the folder of this program. A folder that a parent program made for itself is not shared."""
+    """Create a folder for this program, unless the operator set one. A parent program's own folder is not shared."""
     if os.environ.get(_FOLDER) not in (None, os.environ.get(_OURS)):
         return
     ours = f"celeriac-metrics-{os.getuid()}-"
-    _sweep(ours)
+    _remove_abandoned(ours)
     folder = tempfile.mkdtemp(prefix=f"{ours}{os.getpid()}-")
     os.environ[_FOLDER] = os.environ[_OURS] = folder
     atexit.register(_remove, folder, os.getpid())
 
 
-def _sweep(prefix: str) -> None:
-    """Folders whose program was killed before it could remove them, or became us by exec: a worker does, on SIGHUP."""
+def _remove_abandoned(prefix: str) -> None:
+    """Remove folders whose program was killed, or replaced itself by exec as a worker does on SIGHUP."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
         pid = folder.name.removeprefix(prefix).partition("-")[0]
         if pid.isdecimal() and (int(pid) == os.getpid() or not psutil.pid_exists(int(pid))):
@@ -52,34 +52,36 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-TICK_TOTAL: Final = Counter("tick_total", "Ticks of beat that were run", ["tick", "result"])
+TICK_TOTAL: Final = Counter("tick_total", "Ticks that ran, by result", ["tick", "result"])
 
-OUTBOX_PUBLISH_TOTAL: Final = Counter("outbox_publish_total", "Events, by how their publish went", ["result"])
-OUTBOX_PUBLISH_SECONDS: Final = Histogram("outbox_publish_seconds", "Wait for the confirm of a batch", ["result"])
+OUTBOX_PUBLISH_TOTAL: Final = Counter("outbox_publish_total", "Publish attempts, by result", ["result"])
+OUTBOX_PUBLISH_SECONDS: Final = Histogram(
+    "outbox_publish_seconds", "Time until the destination confirmed a batch", ["result"]
+)
 OUTBOX_PUBLISH_DELAY_SECONDS: Final = Histogram(
     "outbox_publish_delay_seconds",
-    "From the later of creation and due time until the publish was confirmed",
+    "Time from when an event was due until its publish was confirmed",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
 )
-OUTBOX_FLUSH_TOTAL: Final = Counter("outbox_flush_total", "Attempts, by the code of their outcome", ["code"])
+OUTBOX_FLUSH_TOTAL: Final = Counter("outbox_flush_total", "Publish attempts, by outcome code", ["code"])
 
-INGEST_TASK_PROCESS_TOTAL: Final = Counter(
-    "ingest_task_process_total", "Deliveries, by what became of them", ["result"]
-)
+INGEST_TASK_PROCESS_TOTAL: Final = Counter("ingest_task_process_total", "Task executions, by result", ["result"])
 INGEST_TASK_PROCESS_SECONDS: Final = Histogram(
-    "ingest_task_process_seconds", "Time in the handler, by what became of the task", ["result"]
+    "ingest_task_process_seconds", "Time in the handler, by result", ["result"]
 )
-INGEST_TASK_DLQ_TOTAL: Final = Counter("ingest_task_dlq_total", "Dead letters that were published")
-INGEST_STREAM_RECLAIM_TOTAL: Final = Counter("ingest_stream_reclaim_total", "Tasks of lost workers", ["result"])
-LEASE_LOST_TOTAL: Final = Counter("lease_lost_total", "Tasks whose holder was refused because its lease was lost")
-LEASE_EXPIRED_TOTAL: Final = Counter("lease_expired_total", "Leases that ran out and were taken over")
+INGEST_TASK_DLQ_TOTAL: Final = Counter("ingest_task_dlq_total", "Messages published to the dead-letter queue")
+INGEST_STREAM_RECLAIM_TOTAL: Final = Counter(
+    "ingest_stream_reclaim_total", "Reclaimed tasks of lost workers, by result", ["result"]
+)
+LEASE_LOST_TOTAL: Final = Counter("lease_lost_total", "Tasks that could not be settled because the lease was lost")
+LEASE_EXPIRED_TOTAL: Final = Counter("lease_expired_total", "Leases that expired and were reclaimed")
 
 
 def share_between_processes() -> None:
     """Keep the counters in files from now on, so that one scrape sees all processes of this program.
 
-    prometheus_client decides about files when it is first imported, which Flower's plug-in for Celery does before any
-    code of ours runs. So the decision is made again here, and the metrics start again from zero.
+    prometheus_client chooses between memory and files when it is first imported, and Flower's plug-in for Celery
+    imports it before our code runs. So the choice is repeated here; the metrics restart from zero.
     """
     _choose_folder()
     prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # type: ignore[no-untyped-call]
@@ -91,7 +93,7 @@ def share_between_processes() -> None:
 
 
 def observe_many(histogram: Histogram, values: Iterable[float]) -> None:
-    """As `observe` for each, with a few writes to the counters' file instead of two for each."""
+    """Observe all values with one write per bucket, instead of two writes per value."""
     values = sorted(values)
     histogram._sum.inc(sum(values))
     below = 0
@@ -103,7 +105,7 @@ def observe_many(histogram: Histogram, values: Iterable[float]) -> None:
 
 
 def exposition() -> bytes:
-    """Return all numbers of this program, its child processes' included, in Prometheus's text format."""
+    """Return the metrics of this program and its child processes in Prometheus's text format."""
     return generate_latest(_registry())
 
 

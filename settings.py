@@ -1,8 +1,8 @@
-"""Every knob of Celeriac once: its name, type, default and meaning.
+"""All settings of Celeriac: name, type, default and meaning.
 
-A value comes from the environment; the canonical name (the field's, in capitals) wins over the seed's alias. The three
-server addresses come, in this order, from DATABASE_URL, BROKER_URL and REDIS_URL, or from the stack that runs under
-CELERIAC_HOME. `docs/configuration.md` and `manage.py config` are made from this file.
+Values come from environment variables named like the fields, in capitals; some have an alias, which the canonical name
+overrides. The addresses of the servers come from DATABASE_URL, BROKER_URL and REDIS_URL, or from the stack that runs in
+CELERIAC_HOME. docs/configuration.md and `manage.py config` are generated from this file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import (
     AfterValidator,
     AliasChoices,
+    AliasGenerator,
     BeforeValidator,
     Field,
     PrivateAttr,
@@ -28,36 +29,59 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as NotParsed
 
-from home_files import SettingsError as SettingsError  # noqa: PLC0414 - known by this name everywhere
+from home_files import SettingsError as SettingsError  # noqa: PLC0414 - other modules import it from here
 from home_files import read_json, read_stack
 
 ROOT: Final = Path(__file__).resolve().parent
 LOOK_UP_SECONDS: Final = 1.0
+DEFAULT_SCHEMA: Final = "celeriac"
+# Other names under which a setting is read; the canonical name wins.
+ALIASES: Final = {
+    "ingest_max_attempts": "INGEST_REDIS_MAX_ATTEMPTS",
+    "ingest_retry_base_backoff_ms": "INGEST_REDIS_RETRY_BASE_BACKOFF_MS",
+    "ingest_retry_max_backoff_ms": "INGEST_REDIS_RETRY_MAX_BACKOFF_MS",
+    "ingest_reclaim_enabled": "INGEST_REDIS_RECLAIM_ENABLED",
+    "ingest_reclaim_interval_ms": "INGEST_REDIS_RECLAIM_INTERVAL_MS",
+    "ingest_reclaim_batch_size": "INGEST_REDIS_RECLAIM_BATCH_SIZE",
+    "ingest_dlq_queue": "INGEST_REDIS_DLQ_STREAM_KEY",
+    "outbox_max_attempts": "INGEST_KAFKA_MAX_ATTEMPTS",
+    "outbox_retry_base_backoff_ms": "INGEST_KAFKA_RETRY_BASE_BACKOFF_MS",
+    "outbox_retry_max_backoff_ms": "INGEST_KAFKA_RETRY_MAX_BACKOFF_MS",
+    "outbox_publish_batch_size": "INGEST_KAFKA_PUBLISH_BATCH_SIZE",
+    "outbox_publish_interval_ms": "INGEST_KAFKA_PUBLISH_INTERVAL_MS",
+}
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
 
 
 class NotConfigured(SettingsError):
-    """No server is named and no stack runs."""
+    """No server address is configured and no stack is running.
+
+    DATABASE_URL, BROKER_URL or REDIS_URL is not set, and no embedded stack runs in CELERIAC_HOME.
+    """
 
     code = "not_configured"
+    remedy = "Start the embedded stack with `make up`, or set DATABASE_URL, BROKER_URL and REDIS_URL."
     http_status = 503
     exit_code = 3
 
 
 def _words(value: object) -> object:
-    """`a, b` → ("a", "b"); empty → ()."""
+    """Split `a, b` into ("a", "b")."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-Home = Annotated[Path, BeforeValidator(lambda given: given or ".celeriac")]  # empty means not set
+Home = Annotated[Path, BeforeValidator(lambda given: given or ".celeriac")]  # an empty variable means the default
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 
 
-def knob(default: Any, meaning: str, *names: str, **bounds: Any) -> Any:
-    """One setting. `names` is given only where a seed knows it by another name: the canonical name first."""
-    if names:
-        bounds["validation_alias"] = AliasChoices(*names)
+def setting(default: Any, meaning: str, **bounds: Any) -> Any:
+    """Declare a setting with its default, its meaning for the documentation, and the bounds of its values."""
     return Field(default, description=meaning, **bounds)
+
+
+def _name_variables(field: str) -> AliasChoices:
+    names = [field.removeprefix("given_"), ALIASES.get(field, "")]
+    return AliasChoices(*(name.upper() for name in names if name))
 
 
 def _url(*schemes: str) -> AfterValidator:
@@ -74,213 +98,179 @@ def _url(*schemes: str) -> AfterValidator:
 
 
 def _schema(value: str) -> str:
-    """A plain identifier, so that it can stand in statements, key prefixes and queue names as it is."""
+    """Accept only identifiers that need no quoting in statements, key prefixes and queue names."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", value):
         raise ValueError("must be a lower-case identifier of at most 40 letters, digits and _")
     if value.startswith("pg_") or value in ("public", "information_schema"):
-        raise ValueError("must be a schema of its own, for Celeriac alone")
+        raise ValueError("must be a schema that only Celeriac uses")
     return value
 
 
 def _hosts(value: str) -> str:
-    """Without a scheme and without a login, which the client's own errors would repeat."""
+    """Accept only host:port, without a login, because the Kafka client repeats the address in its errors."""
     hosts = [host.strip() for host in value.split(",")] if value.strip() else []
     if not all(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:@/\[\]]+)(:\d{1,5})?", host) for host in hosts):
-        raise ValueError("must be host:port, separated by commas; logins go into KAFKA_OPTIONS")
+        raise ValueError("must be host:port, separated by commas; put logins into KAFKA_OPTIONS")
     return ",".join(hosts)
 
 
 class Settings(BaseSettings):
-    """The environment, read once and checked."""
+    """The settings of one process, read from the environment and checked."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
-    _looked_up: dict[str, tuple[float, str]] = PrivateAttr(default_factory=dict)  # addresses of servers, and when
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,
+        alias_generator=AliasGenerator(validation_alias=_name_variables),
+    )
+    _looked_up: dict[str, tuple[float, str]] = PrivateAttr(default_factory=dict)  # variable → (when, address)
 
-    # servers: empty means the stack under CELERIAC_HOME
-    given_database_url: Annotated[str, _url("postgresql", "postgres", "postgresql+psycopg2")] = knob(
-        "", "PostgreSQL that holds the ledger; empty: the embedded one", "DATABASE_URL"
+    # servers
+    given_database_url: Annotated[str, _url("postgresql", "postgres", "postgresql+psycopg2")] = setting(
+        "", "PostgreSQL database with the ledger; empty: the embedded one"
     )
-    given_broker_url: Annotated[str, _url("redis", "rediss", "amqp", "amqps")] = knob(
-        "", "Redis or RabbitMQ that wake-ups the bell; empty: the embedded Redis", "BROKER_URL"
+    given_broker_url: Annotated[str, _url("redis", "rediss", "amqp", "amqps")] = setting(
+        "", "broker, Redis or RabbitMQ, for wake-ups; empty: the embedded Redis"
     )
-    given_redis_url: Annotated[str, _url("redis", "rediss")] = knob(
-        "", "Redis that keeps accepted receipts; empty: the embedded one", "REDIS_URL"
+    given_redis_url: Annotated[str, _url("redis", "rediss")] = setting(
+        "", "Redis that stores accepted receipts; empty: the embedded one"
     )
-    ledger_schema: Annotated[str, AfterValidator(_schema)] = knob(
-        "celeriac", "PostgreSQL schema of this installation; its broker keys, queues and exchange are named after it"
+    ledger_schema: Annotated[str, AfterValidator(_schema)] = setting(
+        DEFAULT_SCHEMA,
+        "PostgreSQL schema of this installation; its broker keys, queues and exchange are named after it",
     )
-    ledger_prepared_statements: bool = knob(
-        True, "plan the busiest statements once per connection; false behind a pooler that shares connections"
+    ledger_prepared_statements: bool = setting(
+        True, "prepare frequent statements once per connection; false behind PgBouncer in transaction mode"
     )
-    celeriac_home: Home = knob(Path(".celeriac"), "data, logs, secrets of the embedded stack; relative to this project")
-    celeriac_redis_server: str = knob("", "path of a redis-server or valkey-server ≥ 6.2 for the embedded stack")
+    celeriac_home: Home = setting(
+        Path(".celeriac"), "the embedded stack's data, logs and secrets; relative to the project"
+    )
+    celeriac_redis_server: str = setting("", "redis-server or valkey-server (6.2 or newer) for the embedded stack")
 
     # tasks
-    ingest_max_attempts: int = knob(
-        10, "failures until a task is DEAD", "INGEST_MAX_ATTEMPTS", "INGEST_REDIS_MAX_ATTEMPTS", ge=1
+    ingest_max_attempts: int = setting(10, "failures after which a task is DEAD", ge=1)
+    ingest_retry_base_backoff_ms: int = setting(
+        1000, "delay after the first failure; it doubles with each further one", ge=0
     )
-    ingest_retry_base_backoff_ms: int = knob(
-        1000,
-        "wait after the first failure",
-        "INGEST_RETRY_BASE_BACKOFF_MS",
-        "INGEST_REDIS_RETRY_BASE_BACKOFF_MS",
-        ge=0,
+    ingest_retry_max_backoff_ms: int = setting(600_000, "longest delay between two attempts", ge=0)
+    ingest_retry_jitter: float = setting(0.0, "random variation of the delay, as a fraction of it", ge=0, lt=1)
+    ingest_lease_seconds: int = setting(60, "lifetime of a worker's lease on its tasks; renewed while they run", ge=1)
+    ingest_redis_reclaim_idle_ms: int | None = setting(
+        None, "alias of INGEST_LEASE_SECONDS, in milliseconds; rounded up to full seconds", ge=0
     )
-    ingest_retry_max_backoff_ms: int = knob(
-        600_000, "longest wait", "INGEST_RETRY_MAX_BACKOFF_MS", "INGEST_REDIS_RETRY_MAX_BACKOFF_MS", ge=0
+    ingest_wakeup_grace_ms: int = setting(10_000, "age at which an unanswered wake-up may be sent again", ge=0)
+    ingest_reclaim_enabled: bool = setting(True, "reclaim the tasks of lost workers")
+    ingest_reclaim_interval_ms: int = setting(5000, "time between two searches for lost tasks", ge=100)
+    ingest_reclaim_batch_size: int = setting(500, "lost tasks reclaimed in one batch", ge=1)
+    ingest_dlq_queue: str = setting("ingest.dlq", "queue that mirrors the DEAD tasks; empty: none")
+    ingest_handlers: Words = setting((), "modules with your handlers, separated by commas")
+    ingest_queues: Words = setting(
+        ("ingest",), "queues for tasks, separated by commas; a worker without -Q consumes all", min_length=1
     )
-    ingest_retry_jitter: float = knob(0.0, "share by which a wait varies at random", ge=0, lt=1)
-    ingest_lease_seconds: int = knob(60, "how long a claim of tasks holds unless it is renewed", ge=1)
-    ingest_redis_reclaim_idle_ms: int | None = knob(
-        None, "the seed's name for INGEST_LEASE_SECONDS, in milliseconds; rounded up to at least one second", ge=0
-    )
-    ingest_wakeup_grace_ms: int = knob(10_000, "age after which a wake-up that nobody answered may count as lost", ge=0)
-    ingest_reclaim_enabled: bool = knob(
-        True,
-        "take over the tasks of lost workers",
-        "INGEST_RECLAIM_ENABLED",
-        "INGEST_REDIS_RECLAIM_ENABLED",
-    )
-    ingest_reclaim_interval_ms: int = knob(
-        5000,
-        "time between two looks for lost tasks",
-        "INGEST_RECLAIM_INTERVAL_MS",
-        "INGEST_REDIS_RECLAIM_INTERVAL_MS",
-        ge=100,
-    )
-    ingest_reclaim_batch_size: int = knob(
-        500,
-        "lost tasks taken over at once",
-        "INGEST_RECLAIM_BATCH_SIZE",
-        "INGEST_REDIS_RECLAIM_BATCH_SIZE",
-        ge=1,
-    )
-    ingest_dlq_queue: str = knob(
-        "ingest.dlq",
-        "queue that shows DEAD tasks; empty: only their status shows it",
-        "INGEST_DLQ_QUEUE",
-        "INGEST_REDIS_DLQ_STREAM_KEY",
-    )
-    ingest_handlers: Words = knob((), "modules with your handlers, separated by commas")
-    ingest_queues: Words = knob(
-        ("ingest",), "queues for tasks, separated by commas; a bare worker consumes them all", min_length=1
-    )
-    ingest_succeeded_retention_hours: int = knob(168, "how long SUCCEEDED and DISCARDED tasks are kept", ge=1)
-    ingest_dead_retention_hours: int = knob(0, "how long DEAD tasks are kept; 0: for ever", ge=0)
-    ingest_tombstone_retention_hours: int = knob(720, "how long the key of a pruned task is remembered", ge=1)
-    ingest_queue: Literal["celery", "kafka"] = knob("celery", "what carries the wake-ups to the workers")
+    ingest_succeeded_retention_hours: int = setting(168, "hours to keep SUCCEEDED and DISCARDED tasks", ge=1)
+    ingest_dead_retention_hours: int = setting(0, "hours to keep DEAD tasks; 0: forever", ge=0)
+    ingest_tombstone_retention_hours: int = setting(720, "hours to remember the idempotency key of a pruned task", ge=1)
+    ingest_queue: Literal["celery", "kafka"] = setting("celery", "what carries wake-ups to the workers")
 
     # outbox
-    outbox_max_attempts: int = knob(
-        10, "failed publishes until an event is DEAD", "OUTBOX_MAX_ATTEMPTS", "INGEST_KAFKA_MAX_ATTEMPTS", ge=1
+    outbox_max_attempts: int = setting(10, "failed attempts after which an event is DEAD", ge=1)
+    outbox_retry_base_backoff_ms: int = setting(
+        1000, "delay after the first failed attempt; it doubles with each further one", ge=0
     )
-    outbox_retry_base_backoff_ms: int = knob(
-        1000,
-        "wait after the first failed publish",
-        "OUTBOX_RETRY_BASE_BACKOFF_MS",
-        "INGEST_KAFKA_RETRY_BASE_BACKOFF_MS",
-        ge=0,
+    outbox_retry_max_backoff_ms: int = setting(600_000, "longest delay between two attempts", ge=0)
+    outbox_retry_jitter: float = setting(0.3, "random variation of the delay, as a fraction of it", ge=0, lt=1)
+    outbox_lease_seconds: int = setting(
+        60, "lifetime of a relay's lease on its events; renewed while it publishes", ge=1
     )
-    outbox_retry_max_backoff_ms: int = knob(
-        600_000, "longest wait", "OUTBOX_RETRY_MAX_BACKOFF_MS", "INGEST_KAFKA_RETRY_MAX_BACKOFF_MS", ge=0
+    outbox_submit_lease_seconds: int = setting(
+        5, "lifetime of the lease with which a process inserts the events that it publishes itself", ge=1
     )
-    outbox_retry_jitter: float = knob(0.3, "share by which a wait varies at random", ge=0, lt=1)
-    outbox_lease_seconds: int = knob(60, "how long a relay's claim holds unless it is renewed", ge=1)
-    outbox_submit_lease_seconds: int = knob(5, "lease of an event at birth, held by its submitter", ge=1)
-    outbox_publish_batch_size: int = knob(
-        200,
-        "events that a relay claims at once",
-        "OUTBOX_PUBLISH_BATCH_SIZE",
-        "INGEST_KAFKA_PUBLISH_BATCH_SIZE",
-        ge=1,
-        le=10_000,
+    outbox_publish_batch_size: int = setting(200, "events that a relay claims at once", ge=1, le=10_000)
+    outbox_publish_interval_ms: int = setting(1000, "time between two runs of the relay", ge=50)
+    outbox_destinations: dict[str, str] = setting(
+        {}, 'named destinations, as JSON: {"orders": "redis-stream://:password@host:6379/0?stream=orders"}'
     )
-    outbox_publish_interval_ms: int = knob(
-        1000,
-        "time between two ticks of the relay",
-        "OUTBOX_PUBLISH_INTERVAL_MS",
-        "INGEST_KAFKA_PUBLISH_INTERVAL_MS",
-        ge=50,
-    )
-    outbox_destinations: dict[str, str] = knob(
-        {}, 'addresses by name, as JSON: {"orders": "redis-stream://:password@host:6379/0?stream=orders"}'
-    )
-    outbox_sent_retention_hours: int = knob(72, "how long SENT events are kept, and duplicates recognised", ge=1)
+    outbox_sent_retention_hours: int = setting(72, "hours to keep SENT events and recognise their duplicates", ge=1)
 
     # Kafka
-    kafka_bootstrap_servers: Annotated[str, AfterValidator(_hosts)] = knob(
-        "", "host:port of Kafka, separated by commas; empty: no Kafka"
+    kafka_bootstrap_servers: Annotated[str, AfterValidator(_hosts)] = setting(
+        "", "Kafka servers as host:port, separated by commas; empty: no Kafka"
     )
-    kafka_topic: str = knob(
+    kafka_topic: str = setting(
         "ingest.tasks",
-        "topic that carries the wake-ups when INGEST_QUEUE=kafka",
+        "topic for wake-ups if INGEST_QUEUE=kafka",
         pattern=r"^[A-Za-z0-9._-]{1,249}$",
     )
-    kafka_group: str = knob("ingest-workers", "consumer group of the workers", min_length=1)
-    kafka_options: dict[str, SecretStr] = knob(
-        {}, 'further options of librdkafka for these servers, as JSON: {"security.protocol": "SASL_SSL"}'
+    kafka_group: str = setting("ingest-workers", "consumer group of the workers", min_length=1)
+    kafka_options: dict[str, SecretStr] = setting(
+        {}, 'more options for librdkafka, as JSON: {"security.protocol": "SASL_SSL"}'
     )
 
     # receipts
-    receipt_two_phase_enabled: bool = knob(False, "answer `accepted` before the ledger has saved")
-    receipt_deliver_before_saved: bool = knob(False, "deliver a message before it is saved")
-    receipt_fail_open: bool = knob(True, "when the receipt Redis is down: save at once (true), or refuse (false)")
-    receipt_stream_accepted: str = knob("im:stream:single_chat:accepted", "stream of accepted messages")
-    receipt_stream_to_save: str = knob("im:stream:single_chat:to_save", "stream of messages to be saved")
-    receipt_group_deliver: str = knob("deliver", "consumer group that delivers")
-    receipt_group_save: str = knob("save", "consumer group that saves")
-    receipt_batch_size: int = knob(200, "entries that a consumer takes at once", ge=1)
-    receipt_block_ms: int = knob(1000, "how long a consumer waits for entries", ge=1)
-    receipt_shards: int = knob(1, "streams per kind; one sender always has the same", ge=1)
-    receipt_banned_words: Words = knob((), "words that refuse a message, separated by commas")
+    receipt_two_phase_enabled: bool = setting(False, "answer `accepted` before the message is saved in the ledger")
+    receipt_deliver_before_saved: bool = setting(False, "deliver a message before it is saved")
+    receipt_fail_open: bool = setting(
+        True, "if the receipt Redis is unreachable: save directly (true) or reject (false)"
+    )
+    receipt_stream_accepted: str = setting("im:stream:single_chat:accepted", "stream of accepted messages")
+    receipt_stream_to_save: str = setting("im:stream:single_chat:to_save", "stream of messages to save")
+    receipt_group_deliver: str = setting("deliver", "consumer group that delivers messages")
+    receipt_group_save: str = setting("save", "consumer group that saves messages")
+    receipt_batch_size: int = setting(200, "entries that a consumer reads at once", ge=1)
+    receipt_block_ms: int = setting(1000, "how long a consumer waits for entries", ge=1)
+    receipt_shards: int = setting(1, "number of streams of each kind; a sender always uses the same one", ge=1)
+    receipt_banned_words: Words = setting((), "words for which a message is rejected, separated by commas")
 
     # checkpoints and sinks
-    checkpoint_defer_ack: bool = knob(False, "acknowledge stream entries only when their checkpoint is complete")
-    checkpoint_interval_ms: int = knob(1000, "time between two checkpoints", ge=1)
-    checkpoint_drain_ms: int = knob(5000, "how long a checkpoint waits for work under way", ge=0)
-    checkpoint_claim_idle_ms: int = knob(60_000, "idle time after which an entry may be taken over", ge=1)
-    sink_dedup_enabled: bool = knob(True, "let sinks remember what they have already done")
+    checkpoint_defer_ack: bool = setting(False, "acknowledge stream entries when their checkpoint is complete")
+    checkpoint_interval_ms: int = setting(1000, "time between two checkpoints", ge=1)
+    checkpoint_drain_ms: int = setting(5000, "longest wait of a checkpoint for running work", ge=0)
+    checkpoint_claim_idle_ms: int = setting(60_000, "idle time after which another consumer may claim an entry", ge=1)
+    sink_dedup_enabled: bool = setting(True, "let sinks remember which effects they have applied")
 
     # backlog
-    backlog_alert_threshold: int = knob(10_000, "waiting tasks of one queue that raise an alert", ge=1)
-    backlog_policy: Literal["alert", "refuse", "scale"] = knob("alert", "what else a backlog does")
+    backlog_alert_threshold: int = setting(10_000, "number of waiting tasks in one queue that raises an alert", ge=1)
+    backlog_policy: Literal["alert", "refuse", "scale"] = setting("alert", "what happens above that number")
 
     # documents
-    document_max_bytes: int = knob(
-        20 * 1024 * 1024, "size of the largest document, and characters of the longest text", ge=1, le=256 * 1024 * 1024
+    document_max_bytes: int = setting(
+        20 * 1024 * 1024, "largest document in bytes, and longest text in characters", ge=1, le=256 * 1024 * 1024
     )
-    document_max_pages: int = knob(5000, "pages of the longest PDF", ge=1)
-    document_max_seconds: int = knob(120, "processor time that reading one document may take", ge=1, le=280)
+    document_max_pages: int = setting(5000, "largest number of pages in a PDF", ge=1)
+    document_max_seconds: int = setting(120, "CPU seconds allowed for reading one document", ge=1, le=280)
 
     # outside services
-    llm_base_url: Annotated[str, _url("http", "https")] = knob(
-        "", "address of an OpenAI-compatible API for `llm` stages, as https://host/v1"
+    llm_base_url: Annotated[str, _url("http", "https")] = setting(
+        "", "OpenAI-compatible API for `llm` stages, such as https://host/v1"
     )
-    llm_api_key: SecretStr = knob(SecretStr(""), "its key")
-    chroma_base_url: Annotated[str, _url("http", "https")] = knob(
-        "", "address of a Chroma server that gets a copy of each chunk; empty: none"
+    llm_api_key: SecretStr = setting(SecretStr(""), "key of that API")
+    chroma_base_url: Annotated[str, _url("http", "https")] = setting(
+        "", "Chroma server that gets a copy of each chunk; empty: none"
     )
 
-    # doors
-    api_host: str = knob("127.0.0.1", "address the API listens on")
-    api_port: int = knob(8000, "port the API listens on", ge=1, le=65535)
-    api_run_ticks: bool = knob(False, "run relay and reclaim inside the API process too")
-    worker_run_ticks: bool = knob(True, "a worker of the system queue runs the ticks itself while beat is silent")
-    worker_metrics_port: int = knob(
-        0, "port of a worker's own /metrics on loopback (the stack's system worker: the next); 0: none", ge=0, le=65534
+    # processes
+    api_host: str = setting("127.0.0.1", "address on which the API listens")
+    api_port: int = setting(8000, "port on which the API listens", ge=1, le=65535)
+    api_run_ticks: bool = setting(False, "run relay and reclaim inside the API process as well")
+    worker_run_ticks: bool = setting(True, "let a worker of the system queue run the ticks while beat does not")
+    worker_metrics_port: int = setting(
+        0,
+        "port of a worker's /metrics on loopback; the stack's system worker uses the next one; 0: none",
+        ge=0,
+        le=65534,
     )
-    log_format: Literal["text", "json"] = knob("text", "how log lines are written")
+    log_format: Literal["text", "json"] = setting("text", "format of log lines")
 
     @model_validator(mode="before")
     @classmethod
-    def _idle_time_is_a_lease(cls, values: dict[str, Any]) -> dict[str, Any]:
-        idle = str(values.get("ingest_redis_reclaim_idle_ms", ""))
+    def _read_idle_time_as_lease(cls, values: dict[str, Any]) -> dict[str, Any]:
+        idle = str(values.get("INGEST_REDIS_RECLAIM_IDLE_MS", ""))
         if idle.isdecimal():
-            values.setdefault("ingest_lease_seconds", max(1, -(-int(idle) // 1000)))
+            values.setdefault("INGEST_LEASE_SECONDS", max(1, -(-int(idle) // 1000)))
         return values
 
     @model_validator(mode="after")
-    def _no_entry_is_taken_over_inside_its_checkpoint(self) -> Settings:
+    def _require_idle_time_longer_than_a_checkpoint(self) -> Settings:
         least = self.checkpoint_interval_ms + self.checkpoint_drain_ms
         if self.checkpoint_claim_idle_ms <= least:
             raise ValueError(
@@ -289,18 +279,22 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _kafka_has_an_address(self) -> Settings:
+    def _require_kafka_address(self) -> Settings:
         if self.ingest_queue == "kafka" and not self.kafka_bootstrap_servers:
             raise ValueError("KAFKA_BOOTSTRAP_SERVERS must name a Kafka (host:port) when INGEST_QUEUE=kafka")
         return self
 
+    def broker_queue(self, name: str) -> str:
+        """Return the name of a queue in the broker, where several installations may share one virtual host."""
+        return name if self.ledger_schema == DEFAULT_SCHEMA else f"{self.ledger_schema}.{name}"
+
     @property
     def home(self) -> Path:
-        return ROOT / self.celeriac_home.expanduser()  # an absolute path stays as it is
+        return ROOT / self.celeriac_home.expanduser()  # an absolute path replaces ROOT
 
     @property
     def database_url(self) -> str:
-        """The ledger, as SQLAlchemy wants it: plain `postgresql://` would mean psycopg 3 there."""
+        """Return the address for SQLAlchemy with psycopg2 as its driver; plain `postgresql://` may mean psycopg 3."""
         url = self.server_url("DATABASE_URL")
         scheme, _, rest = url.partition("://")
         return f"postgresql+psycopg2://{rest}" if scheme in ("postgresql", "postgres") else url
@@ -314,12 +308,12 @@ class Settings(BaseSettings):
         return self.server_url("REDIS_URL")
 
     def given(self, variable: str) -> str:
-        """What the environment says; nothing if it only repeats what `manage.py env` printed for this home."""
+        """Return the address in the environment; empty if it is one that `manage.py env` printed for this home."""
         url: str = getattr(self, f"given_{variable.lower()}").strip()
         return "" if url and _password(url) in self.secrets.values() else url
 
     def server_url(self, variable: str) -> str:
-        """Looked up anew now and then, since a stack that was started again may have moved; not for every statement."""
+        """Return an address, looked up again every second: a stack that was restarted may have other ports."""
         looked_up_at, url = self._looked_up.get(variable, (0.0, ""))
         if not url or time.monotonic() - looked_up_at > LOOK_UP_SECONDS:
             url = self._look_up(variable)
@@ -337,36 +331,36 @@ class Settings(BaseSettings):
 
     @property
     def stack(self) -> dict[str, str]:
-        """Where the stack of this home runs; empty when it does not. Written by `embedded/`."""
+        """Return the addresses of the stack in this home; empty if it does not run."""
         return read_stack(self.home)
 
     @property
     def secrets(self) -> dict[str, str]:
-        """The generated secrets of this home; empty when it was never started. Written by `embedded/`."""
+        """Return the generated secrets of this home; empty if it was never started."""
         return read_json(self.home / "secrets.json")
 
 
 @lru_cache(maxsize=1)
 def current() -> Settings:
-    """The settings of this process."""
+    """Return the settings of this process, or raise SettingsError."""
     try:
         return Settings()
     except ValidationError as error:
         raise SettingsError(" ".join(map(_sentence, error.errors()))) from None
-    except NotParsed as error:  # it names the field, and nothing of the value
+    except NotParsed as error:  # its text names the field and not the value
         fields = [field for field in Settings.model_fields if f'"{field}"' in str(error)]
-        raise SettingsError(f"{', '.join(fields).upper()}: it is no JSON.") from None
+        raise SettingsError(f"{', '.join(fields).upper()}: it is not valid JSON.") from None
 
 
 def variables(field: str) -> tuple[str, ...]:
-    """The variables that set a field: the canonical name, then the seed's."""
+    """Return the variables that set a field: the canonical name, then its aliases."""
     alias = Settings.model_fields[field].validation_alias
     names = alias.choices if isinstance(alias, AliasChoices) else [field]
     return tuple(str(name).upper() for name in names)
 
 
 def place(url: str) -> str:
-    """Host and port of an address, for people: nothing secret."""
+    """Return host and port of an address, for messages: no login, no password."""
     address = urlsplit(url)
     return f"{address.hostname or 'localhost'}:{address.port}" if address.port else address.hostname or "localhost"
 

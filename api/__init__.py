@@ -1,1 +1,1 @@
-"""The door over HTTP."""
+"""The HTTP API."""

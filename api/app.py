@@ -1,27 +1,28 @@
-"""The FastAPI application: probes that are open to all, and routes that need a token.
+"""The FastAPI application: three open probes, and routes that need a token.
 
-A request passes, from outside: `answering` (errors become answers), the gate (who are you), the body limit, its route.
-There is no page made from the code: docs/api.md has every route, a test holds it, and nothing more is served.
+A request passes through `ErrorMiddleware` (errors become responses), `RequireToken`, `BodyLimit`, and then its route.
+FastAPI's generated pages (/docs, /openapi.json) are switched off: docs/api.md lists every route, and a test compares it
+with the code.
 """
 
 from __future__ import annotations
 
 from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 import metrics
 import settings
 from api import documents, tasks, workflows
-from api.authorization import Gate, require_scopes
+from api.authorization import RequireToken, require_scopes_on_all_routes
 from api.body_limit import BodyLimit
-from api.error_middleware import Answering
-from api.errors import answer_to
+from api.error_middleware import ErrorMiddleware
+from api.errors import handle_error
+from api.json_responses import JsonResponse, error_response
 from models.errors import CeleriacError
 from models.schema import require_ready
-from outbox.publishers import celery  # noqa: F401 - by one thread: Celery cannot be loaded by two at once
+from outbox.publishers import celery  # noqa: F401 - loaded here, because two threads cannot load Celery at once
 from tasks.submission.json_lines import LINE_LIMIT
 
 app = FastAPI(
@@ -31,11 +32,11 @@ app = FastAPI(
     openapi_url=None,
     redirect_slashes=False,
     middleware=[
-        Middleware(Answering),
-        Middleware(Gate),
+        Middleware(ErrorMiddleware),
+        Middleware(RequireToken),
         Middleware(BodyLimit, limit=LINE_LIMIT, limits={documents.UPLOAD: documents.upload_limit}),
     ],
-    exception_handlers={HTTPException: answer_to, RequestValidationError: answer_to},
+    exception_handlers={HTTPException: handle_error, RequestValidationError: handle_error},
 )
 for resource in (tasks, documents, workflows):
     app.include_router(resource.router)
@@ -43,18 +44,18 @@ for resource in (tasks, documents, workflows):
 
 @app.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """The process lives. Nothing else is asked, not even a thread: a database that is away gets no API killed."""
+    """Answer while the process lives, without a thread or the database: an unreachable ledger must not kill the API."""
     return {"status": "ok"}
 
 
 @app.get("/readyz")
 def readyz() -> Response:
-    """The ledger answers and has the schema of this code."""
+    """Answer 200 if the ledger is reachable and has the schema of this code."""
     try:
         require_ready()
     except (CeleriacError, settings.SettingsError) as error:
-        return JSONResponse({"error": {"code": error.code, "message": error.message}}, error.http_status)
-    return JSONResponse({"status": "ready"})
+        return error_response(error.http_status, error.code, error.message)
+    return JsonResponse({"status": "ready"})
 
 
 @app.get("/metrics")
@@ -62,4 +63,4 @@ def read_metrics() -> Response:
     return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
 
-require_scopes(app)
+require_scopes_on_all_routes(app)

@@ -1,7 +1,7 @@
-"""The gate: without a token nobody gets past it, whatever address they name. Three addresses are open, for probes.
+"""Who may call which route: every route but three probes needs a token, and each route names the scopes it needs.
 
-It looks at headers only, so that a stranger's body is never read. What a token may do once inside is said by each route
-(`needs`); an application with a route that says nothing is not even made (`require_scopes`).
+`RequireToken` reads headers only, so the body of a request without a valid token is never read. A route declares its
+scopes with `require_scope`; an application with a route that declares none does not start.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ from api import tokens
 from api.tokens import Forbidden, Token, Unauthenticated
 from models.engine import engine
 
-OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
-TOKEN: Final = "celeriac.token"  # noqa: S105 - where the scope of a request keeps it
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+TOKEN: Final = "celeriac.token"  # noqa: S105 - the key of the token in the ASGI scope
 
 
-class Gate:
+class RequireToken:
+    """Middleware that rejects every request without a valid token."""
+
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            scope[TOKEN] = await run_in_threadpool(_known, _given(Headers(scope=scope)))
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            secret = _bearer_token(Headers(scope=scope))
+            scope[TOKEN] = await run_in_threadpool(lambda: tokens.authenticate(engine(), secret))
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # there is none yet
+            await send({"type": "websocket.close", "code": 1008})  # there are no WebSocket routes yet
             return
         await self.app(scope, receive, send)
 
 
-class Needs:
-    """A dependency of a route: the token, if it has one of these scopes."""
+class RequireScope:
+    """Dependency of a route: return the token if it has one of the scopes."""
 
     def __init__(self, *any_of: tokens.Scope) -> None:
         self.any_of = any_of
 
     async def __call__(self, connection: HTTPConnection) -> Token:
         token: Token = connection.scope[TOKEN]
-        if not token.may(*self.any_of):
-            raise Forbidden(f"This needs the scope {' or '.join(self.any_of)}, which the token {token.name} lacks.")
+        if not token.has_scope(*self.any_of):
+            raise Forbidden(f"The token {token.name} lacks the scope {' or '.join(self.any_of)}.")
         return token
 
 
-def needs(*any_of: tokens.Scope) -> Any:
-    """What every route says: `token: Annotated[Token, needs(…)]`, or `dependencies=[needs(…)]`."""
-    return Depends(Needs(*any_of))
+def require_scope(*any_of: tokens.Scope) -> Any:
+    """Declare that a route needs one of the scopes: `token: Annotated[Token, require_scope(…)]`."""
+    return Depends(RequireScope(*any_of))
 
 
-def needed(route: APIRoute) -> tuple[tokens.Scope, ...]:
-    """The scopes of which a route needs one; none: it has not said."""
+def scopes_of(route: APIRoute) -> tuple[tokens.Scope, ...]:
+    """Return the scopes of which a route needs one; empty if it declares none."""
     found = (each.call for each in route.dependant.dependencies)
-    return next((each.any_of for each in found if isinstance(each, Needs)), ())
+    return next((each.any_of for each in found if isinstance(each, RequireScope)), ())
 
 
-def require_scopes(app: FastAPI) -> None:
+def require_scopes_on_all_routes(app: FastAPI) -> None:
+    """Raise if a route that is not an open probe declares no scope."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
-        if not isinstance(route, APIRoute) or (context.path not in OPEN and not needed(route)):
-            raise RuntimeError(f"{context.path} does not say which scope it needs.")
+        if not isinstance(route, APIRoute) or (context.path not in OPEN_PATHS and not scopes_of(route)):
+            raise RuntimeError(f"The route {context.path} declares no scope.")
 
 
-def _given(headers: Headers) -> str:
-    kind, _, token = headers.get("authorization", "").partition(" ")
+def _bearer_token(headers: Headers) -> str:
+    kind, _, secret = headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or len(headers.getlist("authorization")) != 1:
         raise Unauthenticated
-    return token.strip()
-
-
-def _known(given: str) -> Token:
-    return tokens.look_up(engine(), given)
+    return secret.strip()

@@ -1,7 +1,7 @@
-"""How much a client may send. Starlette takes any amount: this stops it before it is parsed, spooled or kept.
+"""How large a request body may be. Starlette has no limit; this one applies before a body is parsed, spooled or kept.
 
-A length that is declared is believed if it is too large; otherwise the bytes are counted as they come, so a client that
-declares none, or lies, gets no further. Depth, keys and NUL are the envelope's business: `outbox/canonical.py`.
+A declared length that is too large is rejected at once. Otherwise the bytes are counted as they arrive, so a missing or
+false length does not help a client. `outbox/canonical.py` limits depth, number of keys and stored size.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from models.errors import Misuse
 
 
 class BodyTooLarge(Misuse):
-    """The body is too large."""
+    """The request body is too large.
+
+    A body may have 4 MiB; an upload may have DOCUMENT_MAX_BYTES and 64 KiB for the multipart headers.
+    """
 
     code = "body_too_large"
+    remedy = "Send less in one request. For larger documents, raise DOCUMENT_MAX_BYTES."
     http_status = 413
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"The body is too large: {limit:,} bytes is the most that is taken here.")
+        super().__init__(f"The request body is too large: the limit is {limit:,} bytes.")
 
 
 class BodyLimit:
-    """`limits` are those of single addresses, asked for each request; `limit` is that of all others."""
+    """Middleware. `limits` holds the limits of single paths, read for each request; `limit` is that of all others."""
 
     def __init__(self, app: ASGIApp, *, limit: int, limits: Mapping[str, Callable[[], int]]) -> None:
         self.app = app
@@ -38,36 +42,39 @@ class BodyLimit:
             return
         special = self.limits.get(scope["path"])
         limit = special() if special else self.limit
-        if _declared(Headers(scope=scope)) > limit:
+        if _declared_length(Headers(scope=scope)) > limit:
             raise BodyTooLarge(limit)
-        counted = _Counted(receive, send, limit)
+        counted = _CountedBody(receive, send, limit)
         await self.app(scope, counted.receive, counted.send)
 
 
-class _Counted:
+class _CountedBody:
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
         self._receive = receive
         self._send = send
         self._limit = limit
-        self._taken = 0
+        self._received = 0
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self._taken += len(message.get("body", b""))
-            self._refuse_too_much()
+            self._received += len(message.get("body", b""))
+            self._check()
         return message
 
     async def send(self, message: Message) -> None:
-        self._refuse_too_much()  # whoever caught our refusal while it parsed would answer something else
+        self._check()  # a parser that caught BodyTooLarge would send a response of its own
         await self._send(message)
 
-    def _refuse_too_much(self) -> None:
-        if self._taken > self._limit:
+    def _check(self) -> None:
+        if self._received > self._limit:
             raise BodyTooLarge(self._limit)
 
 
-def _declared(headers: Headers) -> int:
-    """Nonsense is the server's to refuse, and it does; a number too long to be read is large."""
-    given = headers.get("content-length", "")
-    return int(given[:20]) if given.isascii() and given.isdecimal() else 0
+def _declared_length(headers: Headers) -> int:
+    """Return the Content-Length, or 0 if there is none. The server rejects malformed ones itself.
+
+    Twenty digits are enough to exceed every limit; more would make `int` slow.
+    """
+    declared = headers.get("content-length", "")
+    return int(declared[:20]) if declared.isascii() and declared.isdecimal() else 0

@@ -1,7 +1,7 @@
-"""The outermost layer: every error becomes an answer, and every answer forbids guessing, framing and keeping.
+"""The outermost middleware: turn every error into a JSON response, and add security headers to every response.
 
-It stands outside of the gate and the body limit, so theirs are answered like any other. Starlette's own last resort
-would log a failure and then raise it into the server, which logs it once more; nothing gets that far.
+It wraps the token check and the body limit, so their errors have the same shape as all others. No exception reaches
+Starlette's own handler, which would log it and raise it again into the server, which logs it a second time.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import answer_of
+from api.errors import response_to
 
 logger = logging.getLogger(__name__)
 
-HEADERS: Final = {
+SECURITY_HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
@@ -25,7 +25,7 @@ HEADERS: Final = {
 }
 
 
-class Answering:
+class ErrorMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
@@ -33,23 +33,23 @@ class Answering:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = False
+        has_started = False
 
-        async def sent(message: Message) -> None:
-            nonlocal started
+        async def send_with_headers(message: Message) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
-                started = True
+                has_started = True
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         try:
-            await self.app(scope, receive, sent)
+            await self.app(scope, receive, send_with_headers)
         except ClientDisconnect:
-            logger.debug("a client left before its request was read")
+            logger.debug("A client disconnected before its request was read.")
         except Exception as error:
-            answer = answer_of(error)
-            if started:
-                raise  # half an answer cannot be taken back: the server closes the connection
-            await answer(scope, receive, sent)
+            response = response_to(error)
+            if has_started:
+                raise  # the response is half sent: the server closes the connection
+            await response(scope, receive, send_with_headers)

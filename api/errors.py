@@ -1,7 +1,7 @@
-"""From an error to its answer. Its status is its own (`models/errors.py`); this says what a client may hear of it.
+"""Turn an error into a response. Each error has its own status (`models/errors.py`); this decides what a client reads.
 
-A failure of ours is logged with its traceback, and the client hears that there was one. Who is away and where, is for
-the log too: a client is told that the ledger is away, not at which address.
+An unexpected error is logged with its traceback, and the client is told only that there was one. The address of an
+unreachable server is logged too, and not sent to the client.
 """
 
 from __future__ import annotations
@@ -13,54 +13,69 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from api.json_responses import Answer, refusal
-from models.database_errors import meaning
+from api.json_responses import JsonResponse, error_response
+from models.database_errors import translate
 from models.errors import CeleriacError, Misuse, Unreachable
 from settings import SettingsError
+from tasks.submission.json_lines import describe_invalid
 from tasks.submission.submit import IdempotencyConflict
 
 logger = logging.getLogger(__name__)
 
-AWAY: Final = "The ledger cannot be reached. Ask again: with the same Idempotency-Key nothing is submitted twice."
-FAILED: Final = "Something went wrong here, and the log of the API says what."
+UNREACHABLE: Final = "The ledger is unreachable. Try again; with the same Idempotency-Key nothing is submitted twice."
+FAILED: Final = "Something went wrong; the log of the API has the details."
 HEADERS: Final = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
-# What Starlette itself refuses.
-PLAIN: Final = {
-    404: ("not_found", "There is nothing at this address."),
-    405: ("method_not_allowed", "This address knows other methods: see the header Allow."),
-}
 
 
-def answer_of(error: Exception) -> Answer:
-    """Whatever was raised."""
-    match meaning(error) or error:
+class NotFound(CeleriacError):
+    """There is nothing at this address.
+
+    The path is misspelt, or no route has it. Paths have no trailing slash.
+    """
+
+    code = "not_found"
+    remedy = "Use one of the routes in docs/api.md."
+    http_status = 404
+
+
+class MethodNotAllowed(CeleriacError):
+    """Method not allowed; see the Allow header.
+
+    The path exists, but not with this method.
+    """
+
+    code = "method_not_allowed"
+    remedy = "Use a method that the Allow header of the response lists."
+    http_status = 405
+
+
+BY_STATUS: Final[dict[int, type[CeleriacError]]] = {404: NotFound, 405: MethodNotAllowed}  # raised by Starlette itself
+
+
+def response_to(error: Exception) -> JsonResponse:
+    """Return the response for any error, and log it if the client cannot be told everything."""
+    match translate(error) or error:
         case HTTPException() as refused:
-            code, message = PLAIN.get(refused.status_code, (Misuse.code, str(refused.detail)))
-            return refusal(refused.status_code, code, message, headers=refused.headers)
+            ours = BY_STATUS.get(refused.status_code, Misuse)
+            message = ours().message if ours is not Misuse else str(refused.detail)
+            return error_response(refused.status_code, ours.code, message, headers=refused.headers)
         case RequestValidationError() as invalid:
-            return refusal(Misuse.http_status, Misuse.code, _said(invalid))
-        case (CeleriacError() | SettingsError()) as ours if ours.http_status != CeleriacError.http_status:
-            return _refused(ours)
-    logger.error("a request failed", exc_info=error)
-    return refusal(CeleriacError.http_status, CeleriacError.code, FAILED)
+            return error_response(Misuse.http_status, Misuse.code, f"{describe_invalid(invalid.errors(), skip=1)}.")
+        case (CeleriacError() | SettingsError()) as known if known.http_status != CeleriacError.http_status:
+            return _response_to_known(known)
+    logger.error("A request failed.", exc_info=error)
+    return error_response(CeleriacError.http_status, CeleriacError.code, FAILED)
 
 
-async def answer_to(_request: Request, error: Exception) -> Answer:
-    """For the two kinds that FastAPI would otherwise answer in a shape of its own."""
-    return answer_of(error)
+async def handle_error(_request: Request, error: Exception) -> JsonResponse:
+    """Handle the errors that FastAPI would otherwise answer in a shape of its own."""
+    return response_to(error)
 
 
-def _refused(error: CeleriacError | SettingsError) -> Answer:
+def _response_to_known(error: CeleriacError | SettingsError) -> JsonResponse:
     message = error.message
     if isinstance(error, Unreachable | SettingsError):
         logger.warning("%s", message)
-        message = AWAY
+        message = UNREACHABLE
     details = {"taskId": error.task_id} if isinstance(error, IdempotencyConflict) else {}
-    return refusal(error.http_status, error.code, message, headers=HEADERS.get(error.http_status), **details)
-
-
-def _said(invalid: RequestValidationError) -> str:
-    """What is wrong and where; never what was given."""
-    first = invalid.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    return f"{place}: {first['msg']}." if place else f"{first['msg']}."
+    return error_response(error.http_status, error.code, message, headers=HEADERS.get(error.http_status), **details)

@@ -1,4 +1,4 @@
-"""How the API answers: JSON in camelCase, times as text in UTC, errors in one shape.
+"""Responses of the API: JSON with camelCase names, times in UTC, and one shape for errors.
 
 {"error": {"code": "unknown_task", "message": "There is no task …"}}
 """
@@ -11,27 +11,27 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from fastapi import responses
 from pydantic.alias_generators import to_camel
 
 
-class Answer(JSONResponse):
-    """Knows the values of the ledger: times, ids."""
+class JsonResponse(responses.JSONResponse):
+    """A JSON response that can hold the ledger's values: times and ids."""
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, default=_plain, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(content, default=_encode, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def refusal(
+def error_response(
     status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None, **details: object
-) -> Answer:
-    return Answer({"error": {"code": code, "message": message, **details}}, status, headers)
+) -> JsonResponse:
+    return JsonResponse({"error": {"code": code, "message": message, **details}}, status, headers)
 
 
 def camel(value: Any) -> dict[str, Any]:
-    """A dataclass as this project's JSON spells it."""
+    """Return a dataclass as a JSON object with camelCase names."""
     return {to_camel(field.name): getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _plain(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)

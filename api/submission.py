@@ -1,4 +1,4 @@
-"""What routes that submit have in common: the key of the header, one transaction, and the answer after its commit."""
+"""What all submitting routes share: the Idempotency-Key header, one transaction, and the receipt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from starlette.requests import Request
 
 import workflows
-from api.json_responses import Answer
+from api.json_responses import JsonResponse
 from api.principals import submit_for
 from api.tokens import Token
 from models.engine import sessions
@@ -15,31 +15,31 @@ from models.errors import Misuse
 from tasks.submission.envelope import NewTask
 from tasks.submission.submit import Submitted
 
-KEY: Final = "idempotency-key"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
 
 
-def header_key(request: Request) -> str | None:
-    """As UTF-8, like the key in a body: both are the same key."""
-    given = request.headers.getlist(KEY)
-    if not given:
+def read_idempotency_key(request: Request) -> str | None:
+    """Return the header's value as UTF-8, so that it equals the same key in a body; None if there is no header."""
+    values = request.headers.getlist(IDEMPOTENCY_KEY)
+    if not values:
         return None
-    if len(given) > 1:
-        raise Misuse("There is more than one Idempotency-Key.")
+    if len(values) > 1:
+        raise Misuse("There is more than one Idempotency-Key header; send one.")
     try:
-        return given[0].encode("latin-1").decode()
+        return values[0].encode("latin-1").decode()
     except UnicodeDecodeError:
         raise Misuse("The Idempotency-Key is not UTF-8.") from None
 
 
-def submitted(token: Token, new: NewTask, key: str | None) -> Submitted:
-    """In the ledger when this returns. A workflow that could not be run is refused here, by whichever route it came."""
+def submit_and_commit(token: Token, new: NewTask, key: str | None) -> Submitted:
+    """Submit a task in a transaction of its own. A workflow that cannot run is rejected on every route."""
     if new.type == workflows.TYPE:
         workflows.check(new.payload)
     with sessions().begin() as session:
         return submit_for(session, token, new, key=key)
 
 
-def receipt(made: Submitted, *, location: str = "/api/tasks/") -> Answer:
-    """202 for a task that is there now, 200 for one that was there before."""
-    said = {"taskId": made.task_id, "status": made.status, "created": made.created}
-    return Answer(said, 202 if made.created else 200, {"Location": f"{location}{made.task_id}"})
+def receipt(submitted: Submitted, *, location: str = "/api/tasks/") -> JsonResponse:
+    """Answer 202 for a new task and 200 for one that existed before."""
+    content = {"taskId": submitted.task_id, "status": submitted.status, "created": submitted.created}
+    return JsonResponse(content, 202 if submitted.created else 200, {"Location": f"{location}{submitted.task_id}"})

@@ -1,4 +1,4 @@
-"""Tasks: submit one, look at one, read its history."""
+"""Routes for tasks: submit one, read one, read its history."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from api.authorization import needs
-from api.json_responses import Answer, camel
-from api.principals import visible
-from api.submission import header_key, receipt, submitted
+from api.authorization import require_scope
+from api.json_responses import JsonResponse, camel
+from api.principals import read_visible_task
+from api.submission import read_idempotency_key, receipt, submit_and_commit
 from api.tokens import Scope, Token
 from models.engine import engine
 from tasks.operations import task_details
@@ -20,33 +20,33 @@ from tasks.operations.listing import UnknownTask
 from tasks.submission.json_lines import read_envelope
 
 router = APIRouter(prefix="/api/tasks")
-Submits = Annotated[Token, needs(Scope.TASKS_SUBMIT)]
-Reads = Annotated[Token, needs(Scope.TASKS_READ, Scope.TASKS_READ_ALL)]
+Submitter = Annotated[Token, require_scope(Scope.TASKS_SUBMIT)]
+Reader = Annotated[Token, require_scope(Scope.TASKS_READ, Scope.TASKS_READ_ALL)]
 
 
 @router.post("")
-async def submit_task(request: Request, token: Submits) -> Answer:
-    raw, key = await request.body(), header_key(request)
-    return await run_in_threadpool(lambda: receipt(submitted(token, read_envelope(raw), key)))
+async def submit_task(request: Request, token: Submitter) -> JsonResponse:
+    raw, key = await request.body(), read_idempotency_key(request)
+    return await run_in_threadpool(lambda: receipt(submit_and_commit(token, read_envelope(raw), key)))
 
 
 @router.get("/{task_id}")
-def read_task(task_id: str, token: Reads) -> Answer:
+def read_task(task_id: str, token: Reader) -> JsonResponse:
     with engine().connect() as connection:
-        return Answer(visible(connection, token, known_id(task_id)).envelope())
+        return JsonResponse(read_visible_task(connection, token, parse_task_id(task_id)).envelope())
 
 
 @router.get("/{task_id}/transitions")
-def read_transitions(task_id: str, token: Reads) -> Answer:
+def read_transitions(task_id: str, token: Reader) -> JsonResponse:
     with engine().connect() as connection:
-        task = visible(connection, token, known_id(task_id))
-        found = task_details.transitions(connection, task.task_id)
-    return Answer({"taskId": task.task_id, "transitions": [camel(each) for each in found]})
+        task = read_visible_task(connection, token, parse_task_id(task_id))
+        history = task_details.read_transitions(connection, task.task_id)
+    return JsonResponse({"taskId": task.task_id, "transitions": [camel(each) for each in history]})
 
 
-def known_id(given: str) -> uuid.UUID:
-    """What is no id is nobody's."""
+def parse_task_id(value: str) -> uuid.UUID:
+    """Return the id, or raise UnknownTask if it is not a UUID: such a task cannot exist."""
     try:
-        return uuid.UUID(given)
+        return uuid.UUID(value)
     except ValueError:
-        raise UnknownTask(given[:100]) from None
+        raise UnknownTask(value[:100]) from None

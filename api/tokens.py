@@ -1,10 +1,10 @@
-"""Tokens of the API: who may do what. A token's name is the principal; its secret is shown once and never stored.
+"""API tokens: who may do what. A token's name is the principal; its secret is shown once and never stored.
 
-The ledger is authoritative: a token that was revoked, or whose time is over by the ledger's clock, is refused from that
-moment on. Only the SHA-256 of a token is kept. It is looked up by that hash, so no comparison of ours can be timed; a
-secret of 256 random bits needs no slow hash. `last_used_at` is right within a minute: not every request writes.
+The ledger is authoritative: a token that was revoked, or that has expired by the ledger's clock, is rejected from that
+moment on. Only the SHA-256 of a token is stored. It is looked up by that hash, so the comparison cannot be timed; a
+secret of 256 random bits needs no slow hash. `last_used_at` is exact to a minute, so that not every request writes.
 
-A name is used again only after its token was revoked or has expired; then it is the same principal with a new secret.
+A name can be used again after its token was revoked or has expired. The new token is the same principal.
 """
 
 from __future__ import annotations
@@ -26,59 +26,76 @@ from models.sql import sql
 
 PREFIX: Final = "celeriac_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
-# No colon: `principal:key` must be readable in one way only (P10).
+# No colon, because `principal:key` must have one reading only.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
-USED_EVERY_SECONDS: Final = 60
+RECORD_USE_SECONDS: Final = 60
 LONGEST: Final = timedelta(days=36_500)
 
 
 class Scope(StrEnum):
-    """What a token may do. None follows from another, but that who reads all tasks reads its own."""
+    """What a token may do. No scope includes another, except that `tasks:read-all` includes `tasks:read`."""
 
     TASKS_SUBMIT = "tasks:submit"
-    TASKS_READ = "tasks:read"  # those that its principal has submitted
+    TASKS_READ = "tasks:read"  # the tasks of its own principal
     TASKS_READ_ALL = "tasks:read-all"
     WORKFLOWS_SUBMIT = "workflows:submit"
     DOCUMENTS_WRITE = "documents:write"
-    DOCUMENTS_READ = "documents:read"  # all of them: documents are shared
+    DOCUMENTS_READ = "documents:read"  # all documents: they are shared
 
 
 class Unauthenticated(CeleriacError):
-    """A token is needed: Authorization: Bearer …"""
+    """A token is required: send the header `Authorization: Bearer TOKEN`.
+
+    The request has no token, more than one, or one that is unknown, revoked or expired.
+    """
 
     code = "unauthenticated"
+    remedy = "Create a token with `manage.py token create NAME --scope …` and send it in the Authorization header."
     http_status = 401
 
 
 class Forbidden(CeleriacError):
-    """The token does not allow this."""
+    """The token does not allow this.
+
+    The token lacks the scope that the route needs.
+    """
 
     code = "forbidden"
+    remedy = "Use a token that has the scope which the message names; `manage.py token list` shows the scopes."
     http_status = 403
 
 
 class UnknownToken(Misuse):
-    """There is no such token."""
+    """There is no such token.
+
+    No token was ever created under this name.
+    """
 
     code = "unknown_token"
+    remedy = "Look up the name with `manage.py token list`."
     http_status = 404
 
 
 class TokenExists(Misuse):
-    """There is a valid token of this name."""
+    """A valid token with this name exists.
+
+    A name belongs to one valid token at a time.
+    """
 
     code = "token_exists"
+    remedy = "Revoke the token with `manage.py token revoke NAME` first, or choose another name."
     http_status = 409
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Whoever is asking."""
+    """The caller of a request."""
 
     name: str
     scopes: frozenset[str]
 
-    def may(self, *any_of: Scope) -> bool:
+    def has_scope(self, *any_of: Scope) -> bool:
+        """Return True if it has one of the scopes."""
         return not self.scopes.isdisjoint(any_of)
 
 
@@ -93,7 +110,7 @@ class ListedToken:
     last_used_at: datetime | None
 
 
-# create: a new name, or one whose token is revoked or expired.
+# create: insert a token, or replace one that is revoked or expired.
 CREATE: Final = sql("""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
     INSERT INTO ledger.api_token (name, token_sha256, scopes, created_at, expires_at)
@@ -105,7 +122,7 @@ CREATE: Final = sql("""
     RETURNING expires_at
 """)
 
-LISTED: Final = sql("""
+LIST: Final = sql("""
     SELECT name,
            CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
                 WHEN expires_at <= (SELECT ledger.ledger_now()) THEN 'expired' ELSE 'active' END,
@@ -125,8 +142,8 @@ LOOK_UP: Final = sql("""
     FROM ledger.api_token CROSS JOIN clock WHERE token_sha256 = :sha
 """)
 
-# used: by whoever comes first; the others do not wait.
-USED: Final = sql("""
+# record_use: skipped if another request is just recording it.
+RECORD_USE: Final = sql("""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     held AS MATERIALIZED (
         SELECT id FROM ledger.api_token CROSS JOIN clock
@@ -139,50 +156,50 @@ USED: Final = sql("""
 def create(
     connection: Connection, name: str, *, scopes: Collection[str], expires_in: timedelta | None = None
 ) -> tuple[str, datetime | None]:
-    """The token, which nobody can be told again, and when it expires."""
+    """Create a token and return its secret, which cannot be read again, and its expiry."""
     if not _NAME.fullmatch(name):
-        raise Misuse(f"{name!r} is no name of a token: letters, digits and _ . @ - only, at most 100.")
+        raise Misuse(f"{name!r} is not a valid token name: it may have 1 to 100 letters, digits, and _ . @ - only.")
     if unknown := sorted(set(scopes) - set(Scope)):
         raise Misuse(f"There is no scope {unknown[0]!r}. Known: {', '.join(Scope)}.")
     if not scopes:
-        raise Misuse(f"A token without a scope opens nothing. Known: {', '.join(Scope)}.")
+        raise Misuse(f"A token needs at least one scope. Known: {', '.join(Scope)}.")
     if expires_in is not None and not timedelta() < expires_in <= LONGEST:
-        raise Misuse("A token expires after a second at the earliest and a hundred years at the latest.")
+        raise Misuse("A token must expire after at least one second and at most a hundred years.")
     token = PREFIX + secrets.token_urlsafe(32)
     values = {"name": name, "sha": _sha(token), "scopes": sorted(set(scopes)), "expires_in": expires_in}
-    made = connection.execute(CREATE, values).one_or_none()
-    if made is None:
-        raise TokenExists(f"There is a valid token {name!r} already: revoke it first, or choose another name.")
-    return token, made.expires_at
+    created = connection.execute(CREATE, values).one_or_none()
+    if created is None:
+        raise TokenExists(f"A valid token {name!r} exists: revoke it first, or choose another name.")
+    return token, created.expires_at
 
 
-def listed(connection: Connection) -> list[ListedToken]:
-    """All of them, the revoked ones too."""
-    return [ListedToken(*row) for row in connection.execute(LISTED)]
+def list_tokens(connection: Connection) -> list[ListedToken]:
+    """Return all tokens, including revoked and expired ones, ordered by name."""
+    return [ListedToken(*row) for row in connection.execute(LIST)]
 
 
 def revoke(connection: Connection, name: str) -> None:
-    """From the commit on it is refused. Once more changes nothing."""
+    """Revoke a token: it is rejected from the commit on. Revoking it again changes nothing."""
     if not connection.execute(REVOKE, {"name": name}).rowcount:
         raise UnknownToken(f"There is no token {name!r}.")
 
 
-def look_up(engine: Engine, given: str) -> Token:
-    """Raises Unauthenticated, which never repeats what was given."""
-    if not _TOKEN.fullmatch(given):
-        raise Unauthenticated("This is no token of ours.")
-    sha = _sha(given)
-    values = {"sha": sha, "every": USED_EVERY_SECONDS}
+def authenticate(engine: Engine, secret: str) -> Token:
+    """Return the token with this secret, or raise Unauthenticated. The error never repeats the secret."""
+    if not _TOKEN.fullmatch(secret):
+        raise Unauthenticated(f"Unknown token: a token begins with {PREFIX}.")
+    sha = _sha(secret)
+    values = {"sha": sha, "every": RECORD_USE_SECONDS}
     with engine.connect() as connection:
         found = connection.execute(LOOK_UP, values).one_or_none()
         if found is None or not hmac.compare_digest(bytes(found.token_sha256), sha):
-            raise Unauthenticated("There is no such token.")
+            raise Unauthenticated("Unknown token.")
         if found.is_revoked:
             raise Unauthenticated("The token was revoked.")
         if found.is_expired:
             raise Unauthenticated("The token has expired.")
         if found.is_stale:
-            connection.execute(USED, values)
+            connection.execute(RECORD_USE, values)
             connection.commit()
     return Token(found.name, frozenset(found.scopes))
 

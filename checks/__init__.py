@@ -1,4 +1,4 @@
-"""The doctor: looks at everything that Celeriac stands on, in order, and says what to do where it is not right."""
+"""The checks of `manage.py check`: look at everything that Celeriac depends on, and say how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ CHECKS: tuple[tuple[str, Callable[[Settings], Iterable[Finding]]], ...] = (
 )
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
-    """One after the other; a subject that cannot be looked at is a finding, and the others are still looked at."""
+def run_checks(settings: Settings) -> Iterator[Finding]:
+    """Yield the findings of all checks. A check that fails to run is a finding itself, and the others still run."""
     for subject, check in CHECKS:
         try:
             yield from check(settings)
-        except SettingsError as error:
-            yield fail(subject, error.message, "")
-        except CeleriacError as error:
-            yield fail(subject, error.message, "make the server reachable, or correct its address")
-        except Exception as error:  # a doctor who faints is no help; clients of servers raise errors of many kinds
+        except (CeleriacError, SettingsError) as error:
+            yield fail(subject, error.message, error.remedy)
+        except Exception as error:  # clients of servers raise many kinds of errors
             reason = str(error).partition("\n")[0] or type(error).__name__
-            yield fail(subject, f"could not be looked at: {reason}", "see the other lines")
+            yield fail(subject, f"could not be checked: {reason}", "see the other lines")

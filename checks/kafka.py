@@ -1,4 +1,4 @@
-"""Whether Kafka can carry the wake-ups, where INGEST_QUEUE says that it does."""
+"""Checks Kafka, if INGEST_QUEUE=kafka makes it carry the wake-ups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from settings import Settings
 def check(settings: Settings) -> Iterator[Finding]:
     if settings.ingest_queue != "kafka":
         return
-    from tasks.kafka.lag import progress  # noqa: PLC0415 - somebody else's `tasks` must not end the doctor
+    from tasks.kafka.lag import progress  # noqa: PLC0415 - a foreign `tasks` package must not stop the other checks
 
     found = progress(settings)
     if not found.ends:

@@ -1,4 +1,4 @@
-"""Whether PostgreSQL keeps what it confirmed, has our schema, and tells the right time."""
+"""Checks PostgreSQL: version, durability, clock and schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.schema import current_revision, head_revision, known_revisions
 from models.sql import sql
 from settings import Settings
 
-OLDEST: Final = 15
+OLDEST_VERSION: Final = 15
 SKEW_SECONDS: Final = 2.0
 SETTINGS: Final = sql("""
     SELECT name, setting FROM pg_settings
@@ -26,26 +26,28 @@ def check(settings: Settings) -> Iterator[Finding]:
     engine = make_engine(settings.database_url)
     try:
         with engine.connect() as connection:
-            yield from _durability(connection)
-            yield _skew(connection)
-            yield from _schema(connection)
+            yield from _check_durability(connection)
+            yield _check_clock(connection)
+            yield from _check_schema(connection, settings.ledger_schema)
     finally:
         engine.dispose()
 
 
-def _durability(connection: Connection) -> Iterator[Finding]:
+def _check_durability(connection: Connection) -> Iterator[Finding]:
     version = connection.execute(sql("SHOW server_version_num")).scalar_one()
-    if int(version) // 10_000 < OLDEST:
-        yield fail("postgres.version", f"is {version}", f"use PostgreSQL {OLDEST} or newer")
+    if int(version) // 10_000 < OLDEST_VERSION:
+        yield fail("postgres.version", f"is {version}", f"use PostgreSQL {OLDEST_VERSION} or newer")
     else:
         yield ok("postgres.version", connection.execute(sql("SHOW server_version")).scalar_one())
     found: dict[str, str] = {row.name: row.setting for row in connection.execute(SETTINGS)}
-    yield expect("postgres.fsync", found["fsync"], "on", "set fsync = on: a crash may damage the ledger")
+    yield expect("postgres.fsync", found["fsync"], "on", "set fsync = on: without it a crash may damage the ledger")
     yield expect(
         "postgres.full_page_writes", found["full_page_writes"], "on", "set full_page_writes = on", else_=Level.WARN
     )
     if found["synchronous_commit"] == "off":
-        remedy = "set synchronous_commit = on, for the server, the database and the role: a crash forgets commits"
+        remedy = (
+            "set synchronous_commit = on for the server, the database and the role: without it a crash loses commits"
+        )
         yield fail("postgres.synchronous_commit", "is off", remedy)
     else:
         yield ok("postgres.synchronous_commit", found["synchronous_commit"])
@@ -56,29 +58,29 @@ def _durability(connection: Connection) -> Iterator[Finding]:
         yield ok("postgres.max_prepared_transactions", found["max_prepared_transactions"])
 
 
-def _skew(connection: Connection) -> Finding:
+def _check_clock(connection: Connection) -> Finding:
     before = time.time()
-    there = float(connection.execute(sql("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
-    skew = there - (before + time.time()) / 2
+    remote = float(connection.execute(sql("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    skew = remote - (before + time.time()) / 2
     if abs(skew) > SKEW_SECONDS:
-        return warn(
-            "clock", f"the database is {skew:+.1f} s from this machine", "run NTP on both; only the database's decides"
-        )
-    return ok("clock", f"{skew * 1000:+.0f} ms between database and this machine")
+        remedy = "run NTP on both machines; Celeriac itself uses the database's clock only"
+        return warn("clock", f"the database's clock differs by {skew:+.1f} s from this machine's", remedy)
+    return ok("clock", f"the database's clock differs by {skew * 1000:+.0f} ms from this machine's")
 
 
-def _schema(connection: Connection) -> Iterator[Finding]:
+def _check_schema(connection: Connection, schema: str) -> Iterator[Finding]:
     found, head = current_revision(connection), head_revision()
     if found == head:
-        yield ok("schema", f"at {head}")
+        yield ok("schema", f"is at {head}")
     elif found is None or found in known_revisions():
-        yield fail("schema", f"at {found or 'nothing'}, this code needs {head}", "run `manage.py migrate`")
+        yield fail("schema", f"is at {found or 'nothing'}, this code needs {head}", "run `manage.py migrate`")
         return
     else:
-        yield fail("schema", f"at {found}, which this code does not know", "run the newer Celeriac that migrated it")
+        yield fail(
+            "schema", f"is at {found}, which this code does not know", "upgrade Celeriac: a newer version migrated it"
+        )
         return
     shift = connection.execute(sql("SELECT shift FROM ledger.ledger_clock WHERE shift <> interval '0'")).scalar()
     if shift is not None:
-        yield fail(
-            "ledger_clock", f"the ledger's time is moved by {shift}", "DELETE FROM ledger.ledger_clock, as superuser"
-        )
+        remedy = f"as superuser, delete all rows of {schema}.ledger_clock"
+        yield fail("ledger_clock", f"a test has shifted the ledger's clock by {shift}", remedy)

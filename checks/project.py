@@ -1,4 +1,4 @@
-"""Whether Python finds this project's modules, and whether the variables that are set mean anything."""
+"""Checks the project: does Python import our modules, and are all environment variables known?"""
 
 from __future__ import annotations
 
@@ -12,41 +12,52 @@ from typing import Final
 from checks.result import Finding, fail, ok, warn
 from settings import ROOT, Settings, variables
 
-MODULES: Final = ("settings", "metrics", "failpoint", "celeryconfig", "models", "outbox", "tasks", "api")
-PREFIXES: Final = ("INGEST_", "OUTBOX_", "RECEIPT_", "CHECKPOINT_", "BACKLOG_", "CELERIAC_")
+MODULES: Final = (
+    "settings",
+    "metrics",
+    "failpoint",
+    "child_process",
+    "celeryconfig",
+    "models",
+    "outbox",
+    "tasks",
+    "documents",
+    "workflows",
+    "api",
+)
+PREFIXES: Final = ("INGEST_", "OUTBOX_", "RECEIPT_", "CHECKPOINT_", "BACKLOG_", "LEDGER_", "CELERIAC_")
 INTERNAL: Final = ("CELERIAC_READY_FILE", "CELERIAC_METRICS_DIR")
 
 
 def check(_settings: Settings) -> Iterator[Finding]:
-    yield from _modules()
-    yield from _unknown_variables()
+    yield _check_modules()
+    yield from _find_unknown_variables()
 
 
-def _modules() -> Iterator[Finding]:
-    strangers = [f"{name} is {place or 'missing'}" for name in MODULES if not _is_ours(place := find(name))]
-    if strangers:
-        remedy = f"start from {ROOT}, and look at PYTHONPATH and at installed packages of the same name"
-        yield fail("modules", f"not this project's: {'; '.join(strangers)}", remedy)
-    else:
-        yield ok("modules", f"all from {ROOT}")
+def _check_modules() -> Finding:
+    foreign = [f"{name} is {path or 'missing'}" for name in MODULES if not _is_ours(path := find_module(name))]
+    if foreign:
+        remedy = f"start from {ROOT}, and look at PYTHONPATH and at installed packages with the same names"
+        return fail("modules", f"not imported from this project: {'; '.join(foreign)}", remedy)
+    return ok("modules", f"all imported from {ROOT}")
 
 
-def find(name: str) -> str | None:
-    """Where Python would find a module."""
+def find_module(name: str) -> str | None:
+    """Return the path from which Python would import a module."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         return None
     return spec.origin or next(iter(spec.submodule_search_locations or []), None)
 
 
-def _is_ours(place: str | None) -> bool:
-    return place is not None and Path(place).resolve().is_relative_to(ROOT)
+def _is_ours(path: str | None) -> bool:
+    return path is not None and Path(path).resolve().is_relative_to(ROOT)
 
 
-def _unknown_variables() -> Iterator[Finding]:
+def _find_unknown_variables() -> Iterator[Finding]:
     known = {name for field in Settings.model_fields for name in variables(field)}
     for name in sorted(os.environ):
         if name.startswith(PREFIXES) and name not in known and name not in INTERNAL:
             close = difflib.get_close_matches(name, known, 1)
             remedy = f"did you mean {close[0]}?" if close else "remove it, or see docs/configuration.md"
-            yield warn("variables", f"{name} is set and means nothing", remedy)
+            yield warn("variables", f"{name} is set but unknown", remedy)

@@ -1,4 +1,4 @@
-"""One line of the doctor: what was looked at, how it is, and what to do about it."""
+"""The result of a check: what was checked, how it is, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad it is. Only a fail makes `manage.py check` fail."""
+    """How bad it is. Only FAIL makes `manage.py check` exit with 1."""
 
     OK = "ok"
     WARN = "warn"
@@ -35,7 +35,7 @@ def fail(name: str, message: str, remedy: str) -> Finding:
 
 
 def expect(name: str, found: object, wanted: object, remedy: str, *, else_: Level = Level.FAIL) -> Finding:
-    """ok if a setting of a server has the value it needs."""
+    """Compare a server's setting with the value that Celeriac needs."""
     if found == wanted:
         return ok(name, f"{found}")
     return Finding(name, else_, f"is {found}, must be {wanted}", remedy)

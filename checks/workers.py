@@ -1,4 +1,4 @@
-"""Whether somebody works on every queue, and whether beat ticks."""
+"""Checks the workers and beat: is every queue consumed, and do the ticks run without errors?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATE_TICKS: Final = 4
 
 
 def check(settings: Settings) -> Iterator[Finding]:
-    from tasks import broker  # noqa: PLC0415 - somebody else's `tasks` must not end the doctor
+    from tasks import broker  # noqa: PLC0415 - a foreign `tasks` package must not stop the other checks
     from tasks.celery import app  # noqa: PLC0415
 
     consumed = broker.consumed(patience_seconds=PATIENCE_SECONDS)
@@ -25,26 +25,29 @@ def check(settings: Settings) -> Iterator[Finding]:
     else:
         yield ok("workers", ", ".join(sorted(consumed)))
         declared = {queue.name for queue in app.conf.task_queues}
-        by_kafka = set(settings.ingest_queues) if settings.ingest_queue == "kafka" else set()
-        yield from _queues(consumed, declared, declared - by_kafka)
-    yield _beat()
-    yield from _ticks()
+        queues = settings.ingest_queues if settings.ingest_queue == "kafka" else ()
+        by_kafka = {settings.broker_queue(name) for name in queues}
+        yield from _check_queues(consumed, declared, declared - by_kafka)
+    yield _check_beat()
+    yield from _check_ticks()
 
 
-def _queues(consumed: dict[str, set[str]], declared: set[str], needed: set[str] | None = None) -> Iterator[Finding]:
-    """`needed`: not those whose wake-ups come from Kafka, whose workers cannot be asked. None: all."""
+def _check_queues(
+    consumed: dict[str, set[str]], declared: set[str], needed: set[str] | None = None
+) -> Iterator[Finding]:
+    """`needed` leaves out queues whose wake-ups come from Kafka, whose workers cannot be asked; None means all."""
     needed = declared if needed is None else needed
     served = set().union(*consumed.values())
     if missing := sorted(needed - served):
-        yield fail("queues", f"nobody consumes {', '.join(missing)}", "start a worker for it: `celery -A tasks worker`")
+        yield fail("queues", f"no worker consumes {', '.join(missing)}", "start one: `celery -A tasks worker`")
     else:
         yield ok("queues", f"{', '.join(sorted(needed))} are consumed")
-    if strange := sorted(served - declared):
-        remedy = f"known queues are {', '.join(sorted(declared))}; look at the -Q of your workers"
-        yield warn("queues", f"consumed but unknown: {', '.join(strange)}", remedy)
+    if unknown := sorted(served - declared):
+        remedy = f"known queues are {', '.join(sorted(declared))}; correct the -Q option of your workers"
+        yield warn("queues", f"consumed but unknown: {', '.join(unknown)}", remedy)
 
 
-def _beat() -> Finding:
+def _check_beat() -> Finding:
     from tasks.core.tick_intervals import BEAT_SEEN_SECONDS  # noqa: PLC0415 - as above
     from tasks.recovery.tick_rows import BEAT, tick_age  # noqa: PLC0415
 
@@ -53,7 +56,7 @@ def _beat() -> Finding:
         with engine().connect() as connection:
             age = tick_age(connection, BEAT)
     except ProgrammingError:
-        return warn("beat", "leaves its trace in the ledger, which has no schema", "run `manage.py migrate`")
+        return warn("beat", "cannot be checked: the ledger has no schema", "run `manage.py migrate`")
     if age is None:
         return warn("beat", "was never seen", remedy)
     if age.total_seconds() > LATE_TICKS * BEAT_SEEN_SECONDS:
@@ -61,16 +64,16 @@ def _beat() -> Finding:
     return ok("beat", f"seen {age.total_seconds():.1f} s ago")
 
 
-def _ticks() -> Iterator[Finding]:
-    """Whoever runs them fails in a log that nobody reads; what they do not do shows only later."""
+def _check_ticks() -> Iterator[Finding]:
+    """Report ticks whose last run failed; otherwise their failure would only be in a worker's log."""
     from tasks.recovery.tick_rows import failed_ticks  # noqa: PLC0415 - as above
 
     try:
         with engine().connect() as connection:
             failed = failed_ticks(connection)
     except ProgrammingError:
-        return  # of a ledger without a schema is said enough
+        return  # the check of the schema has reported it
     for name, error in failed.items():
-        yield fail(f"tick.{name}", f"failed the last time: {error}", "see the log of the worker that ran it")
+        yield fail(f"tick.{name}", f"last run failed: {error}", "see the log of the worker that ran it")
     if not failed:
-        yield ok("ticks", "ended well the last time")
+        yield ok("ticks", "last run succeeded")

@@ -1,4 +1,4 @@
-"""The paper is true: the generated page is fresh, every command and every file that it names exists."""
+"""The documentation is correct: generated pages are fresh, and every named command and file exists."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 import commands
 from commands.config import configuration_page
+from commands.messages import messages_page
 from settings import ROOT
 
 PAGES: Final = [
@@ -18,42 +19,40 @@ PAGES: Final = [
 ]
 CELERY: Final = {"worker", "beat", "flower", "inspect"}
 
-# Where packages come from, and where somebody's clone or home is: true on one machine only.
+# Package registries and absolute paths, which hold on one machine only.
 REGISTRY: Final = re.compile(r"https?://[^\s/]*(pypi|pythonhosted|npmjs|artifactory|nexus|devpi)|/simple/?['\"\s]")
 MACHINE_PATH: Final = re.compile(r"(?<![\w.$}/~])/(home|root|Users|work|workspace|builds)/\w")
 
 
-def test_the_page_of_settings_is_fresh() -> None:
+def test_the_generated_pages_are_fresh() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "stale: run `make docs`"
+    assert (ROOT / "docs" / "messages.md").read_text() == messages_page(), "stale: run `make docs`"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_make_target_that_is_named_exists(page: str) -> None:
-    assert set(re.findall(r"\bmake ([a-z][a-z-]*)", _code(page))) <= _targets()
+def test_every_named_make_target_exists() -> None:
+    assert _unknown(r"\bmake ([a-z][a-z-]*)", _targets()) == {}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_manage_py_that_is_named_exists(page: str) -> None:
-    assert set(re.findall(r"\bmanage\.py ([a-z][a-z-]*)", _code(page))) <= _commands()
+def test_every_named_command_of_manage_py_exists() -> None:
+    assert _unknown(r"\bmanage\.py ([a-z][a-z-]*)", _commands()) == {}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_celery_that_is_named_exists(page: str) -> None:
-    assert set(re.findall(r"\bcelery -A tasks ([a-z]+)", _code(page))) <= CELERY
+def test_every_named_command_of_celery_exists() -> None:
+    assert _unknown(r"\bcelery -A tasks ([a-z]+)", CELERY) == {}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_file_that_is_named_or_linked_exists(page: str) -> None:
-    text = (ROOT / page).read_text()
-    linked = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
-    missing = [link for link in linked if not (ROOT / page).parent.joinpath(link).exists()]
-    named = set(re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|in|txt|yml|toml)|(?:[\w.-]+/)+)`", text))
-    missing += [name for name in named if not (ROOT / name).exists() and name != ".celeriac/"]
+def test_every_named_or_linked_file_exists() -> None:
+    missing = []
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        linked = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link}
+        missing += [f"{page}: {link}" for link in linked if not (ROOT / page).parent.joinpath(link).exists()]
+        named = set(re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|md|sh|in|txt|yml|toml)|(?:[\w.-]+/)+)`", text))
+        missing += [f"{page}: {name}" for name in named if not (ROOT / name).exists() and name != ".celeriac/"]
     assert missing == []
 
 
 def test_readme_names_every_command_and_every_target() -> None:
-    """What exists and is not in README is found by nobody."""
     readme = _code("README.md")
     assert {command for command in _commands() if not re.search(rf"manage\.py {command}\b", readme)} == set()
     assert {target for target in _targets() if not re.search(rf"\bmake {target}\b", readme)} == set()
@@ -79,8 +78,14 @@ def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:
     assert found == []
 
 
+def _unknown(pattern: str, known: set[str]) -> dict[str, set[str]]:
+    """Return for each page the words in its code that match the pattern and are not known."""
+    found = {page: set(re.findall(pattern, _code(page))) - known for page in PAGES}
+    return {page: words for page, words in found.items() if words}
+
+
 def _code(page: str) -> str:
-    """What a page shows as code, in fences and between backticks."""
+    """Return the code of a page: fenced blocks, and text between backticks."""
     text = (ROOT / page).read_text()
     fences = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -92,15 +97,15 @@ def _targets() -> set[str]:
 
 
 def _commands() -> set[str]:
-    door = typer.main.get_command(commands.app)
-    return set(door.list_commands(typer.Context(door)))  # type: ignore[attr-defined]
+    command = typer.main.get_command(commands.app)
+    return set(command.list_commands(typer.Context(command)))  # type: ignore[attr-defined]
 
 
 def _files() -> list[str]:
-    """What is in the repository, or will be: everything that is not ignored."""
+    """Return the files in the repository and new files that git does not ignore."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
-        pytest.skip("this is no git clone, so nobody knows which files are the repository's")
+        pytest.skip("not a git clone: the files of the repository are unknown")
     return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]

@@ -1,4 +1,4 @@
-"""Failpoints act where and when they were told to, and nowhere else."""
+"""Failpoints act at the named place and on the requested pass, and nowhere else."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def run(actions: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nothing_happens_unless_armed() -> None:
+def test_an_unarmed_failpoint_does_nothing() -> None:
     failpoint("anything")
     assert module._plan is None
 
 
-def test_a_failpoint_acts_on_the_pass_it_was_told() -> None:
+def test_a_failpoint_acts_on_the_requested_pass_only() -> None:
     arm("a=raise@2")
     failpoint("a")
     failpoint("b")
@@ -52,7 +52,7 @@ def test_a_failpoint_ends_the_process_without_clean_up(action: str, code: int) -
     assert run("c=kill").stdout == "through\n"
 
 
-def test_a_paused_process_can_go_on() -> None:
+def test_a_paused_process_can_continue() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PASS_TWICE], cwd=ROOT, env=os.environ | {"FAILPOINTS": "b=pause"}, stdout=subprocess.PIPE
     ) as process:
@@ -62,14 +62,14 @@ def test_a_paused_process_can_go_on() -> None:
         assert process.communicate()[0] == b"through\n"
 
 
-def test_the_trace_proves_which_places_were_passed(tmp_path: Path) -> None:
+def test_the_trace_lists_the_places_that_were_passed(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     run("", FAILPOINT_TRACE=str(trace))
     assert trace.read_text().split() == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("wrong", ["a", "a=explode", "a=kill@soon", "a=kill@"])
-def test_a_misspelt_failpoint_is_refused_instead_of_never_firing(wrong: str) -> None:
+def test_a_misspelt_failpoint_is_an_error_instead_of_never_acting(wrong: str) -> None:
     if wrong == "a=kill@":
         arm(wrong)  # no number means the first pass
     else:

@@ -1,4 +1,4 @@
-"""Clients of the API: each has a token."""
+"""API clients for tests, each with a token of its own."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class Callers:
     client: TestClient
 
     def __call__(self, *scopes: str, name: str | None = None, **options: Any) -> Caller:
-        """With all scopes, unless some are given."""
+        """Return a client with these scopes; without any, with all."""
         name = name or f"caller-{next(_numbers)}"
         return Caller(self.client, name, make_token(name, *scopes, **options))
 
 
-def refused(answer: Any, status: int, code: str) -> str:
-    """It is an error in the one shape; its sentence."""
+def expect_error(answer: Any, status: int, code: str) -> str:
+    """Check that the answer is an error with this status and code, and return its message."""
     assert (answer.status_code, list(answer.json())) == (status, ["error"]), answer.text
     error = answer.json()["error"]
     assert error["code"] == code, error
     message: str = error["message"]
-    assert message.endswith((".", "…")), message
+    assert message.endswith("."), message
     assert "Traceback" not in answer.text
     return message

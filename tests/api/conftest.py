@@ -1,4 +1,4 @@
-"""The API in this process, and tokens for it."""
+"""Fixtures: the API in this process, and clients with tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import app
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tests.api.callers import Callers
 from tests.servers import ServersOfTests
 
 
 @pytest.fixture
 def client(stack: ServersOfTests) -> Iterator[TestClient]:
-    """Unexpected failures are answered, as a server would, not raised into the test."""
+    """Return a client to which unexpected errors are answered, as by a server, instead of raised into the test."""
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
@@ -26,9 +26,9 @@ def callers(client: TestClient) -> Callers:
 
 
 @pytest.fixture(autouse=True)
-def _submitter_has_finished() -> Iterator[None]:
-    """What a test has handed over is published before the next one empties the tables; no test leaves a connection."""
+def _finish_publishing() -> Iterator[None]:
+    """Publish what the test has submitted before the next test empties the tables, and close the connections."""
     yield
-    if left := submitter.made:
-        left.flush()
+    if left := after_commit_publisher.made:
+        left.wait_until_idle()
         left._engine.dispose()

@@ -1,4 +1,4 @@
-"""The curl examples of docs/api.md, as requests."""
+"""Read the curl examples of docs/api.md as requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Example:
         return self.url.removeprefix("$API_URL").partition("?")[0]
 
     def options(self, **variables: str) -> dict[str, Any]:
-        """For a client whose base is $API_URL."""
+        """Return the arguments for a test client, whose base address stands for $API_URL."""
         options: dict[str, Any] = {
             "url": _filled(self.url.removeprefix("$API_URL"), variables),
             "headers": {name: _filled(value, variables) for name, value in self.headers.items()},
@@ -42,7 +42,7 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """In the order of the page."""
+    """Return the examples in the order of the page."""
     code = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
     return [_read(shlex.split(line)[1:]) for line in code.splitlines() if line.startswith("curl ")]
 

@@ -1,4 +1,4 @@
-"""Documents over HTTP: handed in, followed, found."""
+"""Documents over HTTP: upload, follow the task, search."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from api.documents import UPLOAD
 from api.tokens import Scope
 from models.engine import engine
 from tasks.execution.deliver import ingest
-from tests.api.callers import Caller, Callers, make_token, refused
+from tests.api.callers import Caller, Callers, expect_error, make_token
 from tests.api.examples import examples
 from tests.tasks import work
 
-WALK = {
+FAILING = {
     "CHROMA_BASE_URL": "http://127.0.0.1:1",
     "INGEST_REDIS_MAX_ATTEMPTS": "2",
     "INGEST_REDIS_RETRY_BASE_BACKOFF_MS": "0",
@@ -31,7 +31,7 @@ def caller(callers: Callers) -> Caller:
     return callers(Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE)
 
 
-def test_an_uploaded_document_is_followed_and_found(caller: Caller) -> None:
+def test_an_uploaded_document_can_be_followed_and_found(caller: Caller) -> None:
     answer = caller.post(UPLOAD, files={"file": ("rules.txt", TEXT, "text/plain")})
     assert answer.status_code == 202
     id_ = answer.json()["taskId"]
@@ -47,25 +47,25 @@ def test_an_uploaded_document_is_followed_and_found(caller: Caller) -> None:
     assert caller.get("/api/knowledge/search?q=absent").json() == {"hits": []}
 
 
-def test_the_same_document_uploaded_twice_is_no_error(caller: Caller) -> None:
+def test_uploading_the_same_document_twice_makes_one_task(caller: Caller) -> None:
     answers = [caller.post(UPLOAD, files={"file": ("rules.txt", TEXT, "text/plain")}) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [202, 200]
     assert len({answer.json()["taskId"] for answer in answers}) == 1
 
 
-def test_the_failure_walk_of_the_seed_over_http(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """seeds/000 section 5.1, with the seed's own names of the settings."""
-    for name, value in WALK.items():
+def test_a_document_that_keeps_failing_is_retried_then_dead(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uses the alias names of the settings."""
+    for name, value in FAILING.items():
         monkeypatch.setenv(name, value)
     settings.current.cache_clear()
     caller = callers()
     made = caller.post(UPLOAD, files={"file": ("rules.txt", TEXT, "text/plain")})
-    walked = []
+    seen = []
     for _ in range(2):
         ingest(engine(), [made.json()["taskId"]])
         task = caller.get(made.headers["location"]).json()
-        walked.append((task["status"], task["attemptCount"], task["retry"]["count"]))
-    assert walked == [("RETRYING", 1, 1), ("DEAD", 2, 2)]
+        seen.append((task["status"], task["attemptCount"], task["retry"]["count"]))
+    assert seen == [("RETRYING", 1, 1), ("DEAD", 2, 2)]
     assert "Chroma" in task["errorMessage"]
     history = caller.get(f"/api/tasks/{task['taskId']}/transitions").json()["transitions"]
     assert [each["toStatus"] for each in history] == ["QUEUED", "RUNNING", "RETRYING", "RUNNING", "DEAD"]
@@ -85,24 +85,24 @@ def test_the_failure_walk_of_the_seed_over_http(callers: Callers, monkeypatch: p
     ],
     ids=str,
 )
-def test_what_is_not_one_file_is_refused(caller: Caller, options: dict[str, object]) -> None:
-    refused(caller.post(UPLOAD, **options), 400, "misuse")
+def test_a_body_that_is_not_exactly_one_file_is_rejected(caller: Caller, options: dict[str, object]) -> None:
+    expect_error(caller.post(UPLOAD, **options), 400, "misuse")
     assert work.rows() == []
 
 
-def test_a_task_that_is_of_no_document_is_not_found_here(callers: Callers) -> None:
+def test_a_task_of_another_type_is_not_found_among_documents(callers: Callers) -> None:
     caller = callers()
     id_ = caller.submit().json()["taskId"]
     for given in (id_, uuid.uuid4(), "no-id"):
-        refused(caller.get(f"/api/knowledge/tasks/{given}"), 404, "unknown_task")
+        expect_error(caller.get(f"/api/knowledge/tasks/{given}"), 404, "unknown_task")
 
 
-def test_whatever_is_searched_for_is_an_answer(caller: Caller) -> None:
+def test_no_search_text_can_break_the_query(caller: Caller) -> None:
     for words in ("'", "\\", "a & | ! ( )", "⟦", "<script>", "x" * 1000, "the \u0301", "\x00", "%", '"'):
         assert caller.get("/api/knowledge/search", params={"q": words}).json() == {"hits": []}
 
 
-def test_the_examples_of_the_page_work_as_they_stand(client: TestClient) -> None:
+def test_the_documented_examples_work(client: TestClient) -> None:
     variables = {"TOKEN": make_token("ci", Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE)}
     upload, follow, search = (each for each in examples() if "/knowledge/" in each.path)
     made = client.post(**upload.options(**variables))

@@ -1,4 +1,4 @@
-"""Alive is not the same as ready."""
+"""The probes: an API can be alive without being ready."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.app import app
 from tests.servers import ServersOfTests
 
 
-def test_an_api_whose_ledger_is_away_is_alive_and_not_ready(
+def test_an_api_with_an_unreachable_ledger_is_alive_and_not_ready(
     client: TestClient, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client.get("/readyz").json() == {"status": "ready"}
@@ -27,7 +27,7 @@ def test_an_api_whose_ledger_is_away_is_alive_and_not_ready(
     assert "hunter2" not in answer.text
 
 
-def test_an_api_whose_schema_is_old_is_not_ready(
+def test_an_api_with_an_unmigrated_ledger_is_not_ready(
     client: TestClient, stack: ServersOfTests, empty_database: str
 ) -> None:
     stack.home.write_stack({**stack.addresses, "DATABASE_URL": empty_database})
@@ -36,7 +36,7 @@ def test_an_api_whose_schema_is_old_is_not_ready(
     assert answer.json()["error"]["code"] == "schema_mismatch"
 
 
-def test_an_api_whose_threads_all_wait_for_the_ledger_is_alive() -> None:
+def test_healthz_answers_while_all_threads_wait_for_the_ledger() -> None:
     async def ask() -> int:
         limiter = anyio.to_thread.current_default_thread_limiter()
         for _ in range(int(limiter.total_tokens)):
@@ -47,6 +47,6 @@ def test_an_api_whose_threads_all_wait_for_the_ledger_is_alive() -> None:
     assert asyncio.run(ask()) == 200
 
 
-def test_metrics_are_served_as_prometheus_reads_them(client: TestClient) -> None:
+def test_metrics_have_the_content_type_of_prometheus(client: TestClient) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")

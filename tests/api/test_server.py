@@ -1,4 +1,4 @@
-"""Behind a real server, over real sockets: what a client hears when it sends too much, and what the log keeps."""
+"""The API behind a real server: early rejections, disconnecting clients, and what is logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tasks import work
 
 
 class Server:
-    """uvicorn in a thread of this process, as `manage.py up` starts it in one of its own."""
+    """uvicorn in a thread of this process."""
 
     def __init__(self) -> None:
         self.uvicorn = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, log_level="trace", lifespan="off"))
@@ -53,7 +53,7 @@ def token(stack: ServersOfTests) -> str:
     return make_token("ci")
 
 
-def test_a_task_goes_in_over_a_socket_and_no_token_stays_in_the_log(
+def test_a_task_is_submitted_over_a_socket_and_no_token_is_logged(
     server: Server, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(1)
@@ -69,21 +69,21 @@ def test_a_task_goes_in_over_a_socket_and_no_token_stays_in_the_log(
     assert token not in logged
 
 
-def test_too_large_a_length_is_answered_before_the_body_comes(server: Server, token: str) -> None:
+def test_a_declared_length_that_is_too_large_is_answered_before_the_body_arrives(server: Server, token: str) -> None:
     with server.connect() as client:
         client.sendall(_head("/api/tasks", token, f"Content-Length: {LINE_LIMIT + 1}"))
         status, answer = _answer(client)
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
 
 
-def test_a_stranger_is_answered_before_the_body_comes(server: Server) -> None:
+def test_an_unknown_token_is_answered_before_the_body_arrives(server: Server) -> None:
     with server.connect() as client:
         client.sendall(_head("/api/tasks", "celeriac_" + "A" * 43, "Content-Length: 1000"))
         status, answer = _answer(client)
     assert (status, answer["error"]["code"]) == (401, "unauthenticated")
 
 
-def test_an_endless_body_is_answered_at_the_limit(server: Server, token: str) -> None:
+def test_an_endless_body_is_rejected_at_the_limit(server: Server, token: str) -> None:
     chunk = b"10000\r\n" + b" " * 65_536 + b"\r\n"
     with server.connect() as client:
         client.sendall(_head("/api/tasks", token, "Transfer-Encoding: chunked"))
@@ -94,24 +94,24 @@ def test_an_endless_body_is_answered_at_the_limit(server: Server, token: str) ->
     assert work.rows() == []
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(
+def test_a_client_that_disconnects_while_sending_submits_nothing(
     server: Server, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server.connect() as client:
         client.sendall(_head("/api/tasks", token, "Content-Length: 1000") + b'{"type":')
-        wait_until(lambda: server.uvicorn.server_state.tasks, "it is being read")
+        wait_until(lambda: server.uvicorn.server_state.tasks, "the request is being read")
     wait_until(lambda: not server.uvicorn.server_state.tasks, "the request has ended")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert work.rows() == []
 
 
-def test_a_client_that_leaves_while_it_waits_is_not_waited_for(
+def test_a_waiting_request_ends_when_its_client_disconnects(
     server: Server, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workflows, "TYPE", FLAKY)
     with server.connect() as client:
         client.sendall(_head("/api/workflows/apply?wait=60", token, "Content-Length: 2") + b"{}")
-        wait_until(work.rows, "the task is there")
+        wait_until(work.rows, "the task is in the ledger")
         assert server.uvicorn.server_state.tasks
     wait_until(lambda: not server.uvicorn.server_state.tasks, "the request has ended", seconds=10)
 

@@ -1,4 +1,4 @@
-"""Tasks over HTTP: what is submitted is in the ledger once, and is shown to those who may see it."""
+"""Tasks over HTTP: a submitted task is in the ledger once, and only its principal may see it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from api import principals
-from api.submission import header_key
+from api.submission import read_idempotency_key
 from api.tokens import Scope
 from models.engine import engine, sessions
 from models.errors import Misuse
@@ -20,12 +20,11 @@ from outbox.canonical import MAX_BYTES, MAX_KEYS
 from tasks import submit
 from tasks.core.task_ids import keyed_id
 from tasks.execution.deliver import ingest
-from tests.api.callers import FLAKY, Callers, refused
+from tests.api.callers import FLAKY, Callers, expect_error
 from tests.tasks import work
 
-# what cannot be submitted: body, status, code
 MANY_KEYS = json.dumps({str(number): number for number in range(MAX_KEYS + 1)}).encode()
-REFUSED = [
+INVALID = [  # body, status, code
     (b"", 400, "bad_json"),
     (b"{", 400, "bad_json"),
     (b"[" * 100_000, 400, "bad_json"),
@@ -44,8 +43,8 @@ REFUSED = [
     (b'{"type": "demo.flaky", "context": {"idempotencyKey": ""}}', 400, "bad_task"),
     (b'{"type": "demo.flaky", "priority": 10}', 400, "bad_task"),
     (b'{"type": "demo.flaky", "queue": "elsewhere"}', 400, "unknown_queue"),
-    (b'{"type": "demo.flaky", "notify": "nobody"}', 400, "unknown_destination"),
-    (b'{"type": "nobody.knows"}', 400, "unknown_type"),
+    (b'{"type": "demo.flaky", "notify": "nowhere"}', 400, "unknown_destination"),
+    (b'{"type": "unknown.type"}', 400, "unknown_type"),
     (b'{"type": "demo\\u0000flaky"}', 400, "unknown_type"),
     (b'{"type": "demo.flaky", "payload": NaN}', 400, "payload_not_json"),
     (b'{"type": "demo.flaky", "payload": "\\ud800"}', 400, "payload_not_json"),
@@ -98,17 +97,15 @@ def test_a_lease_is_never_shown(callers: Callers) -> None:
     assert "leaseToken" not in shown.json()
 
 
-def test_a_task_for_later_waits_for_its_time(callers: Callers) -> None:
+def test_a_scheduled_task_is_not_due_before_its_time(callers: Callers) -> None:
     caller, at = callers(), datetime(2100, 1, 1, tzinfo=UTC)
     for fields in ({"runAt": at.isoformat()}, {"retry": {"nextAttemptAt": at.isoformat()}}):
         id_ = caller.submit(**fields).json()["taskId"]
         assert datetime.fromisoformat(caller.get(f"/api/tasks/{id_}").json()["nextRetryAt"]) == at
-    assert "time zone" in refused(caller.submit(runAt="2100-01-01T00:00"), 400, "bad_task")
+    assert "time zone" in expect_error(caller.submit(runAt="2100-01-01T00:00"), 400, "bad_task")
 
 
-def test_times_are_answered_in_utc_whatever_the_time_zone_of_the_session(
-    callers: Callers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_utc_in_any_time_zone_of_the_session(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = callers()
     address = caller.submit(runAt="2100-01-01T08:00:00+08:00").headers["location"]
     monkeypatch.setenv("PGTZ", "Asia/Shanghai")
@@ -117,7 +114,7 @@ def test_times_are_answered_in_utc_whatever_the_time_zone_of_the_session(
     assert task["nextRetryAt"] == task["retry"]["nextAttemptAt"] == "2100-01-01T00:00:00+00:00"
 
 
-def test_a_task_can_be_submitted_again_as_it_was_shown(callers: Callers) -> None:
+def test_a_shown_task_can_be_submitted_again_unchanged(callers: Callers) -> None:
     caller = callers()
     shown = caller.get(caller.submit({"n": 1}, priority=7).headers["location"]).json()
     again = caller.get(caller.post("/api/tasks", json=shown).headers["location"]).json()
@@ -126,7 +123,7 @@ def test_a_task_can_be_submitted_again_as_it_was_shown(callers: Callers) -> None
     assert {name: again[name] for name in same} == {name: shown[name] for name in same}
 
 
-# keys
+# idempotency keys
 
 
 def test_the_same_key_and_payload_is_the_same_task(callers: Callers) -> None:
@@ -147,7 +144,7 @@ def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_task(cal
     caller = callers()
     first = caller.submit({"n": 1}, key="k").json()["taskId"]
     answer = caller.submit({"n": 2}, key="k")
-    assert first in refused(answer, 409, "idempotency_conflict")
+    assert first in expect_error(answer, 409, "idempotency_conflict")
     assert answer.json()["error"]["taskId"] == first
     assert work.rows("payload") == [({"n": 1},)]
 
@@ -159,10 +156,10 @@ def test_the_same_key_of_two_principals_is_two_tasks(callers: Callers) -> None:
     assert sorted(work.rows("idempotency_key, context ->> 'principal'")) == [("a:k", "a"), ("b:k", "b")]
 
 
-def test_a_client_cannot_say_that_it_is_somebody_else(callers: Callers) -> None:
+def test_a_client_cannot_impersonate_another_principal(callers: Callers) -> None:
     mallory, alice = callers(name="mallory"), callers(Scope.TASKS_READ, name="alice")
     id_ = mallory.submit(context={"principal": "alice", "idempotencyKey": "alice:k"}).json()["taskId"]
-    refused(alice.get(f"/api/tasks/{id_}"), 404, "unknown_task")
+    expect_error(alice.get(f"/api/tasks/{id_}"), 404, "unknown_task")
     assert work.rows("idempotency_key, context ->> 'principal'") == [("mallory:alice:k", "mallory")]
 
 
@@ -176,64 +173,64 @@ def test_one_key_from_many_clients_at_once_is_one_task(callers: Callers) -> None
     assert len(work.rows()) == 1
 
 
-def test_a_key_that_another_transaction_holds_is_not_waited_for_for_ever(
+def test_a_submit_does_not_wait_forever_for_another_transaction_with_the_same_key(
     callers: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(principals, "LOCK_SECONDS", 0.05)
     caller = callers(name="a")
     with sessions()() as session:
-        submit(session, FLAKY, {"n": 1}, key="a:k")  # and nobody commits
+        submit(session, FLAKY, {"n": 1}, key="a:k")  # not committed
         answer = caller.submit({"n": 1}, key="k")
-    refused(answer, 503, "ledger_busy")
+    expect_error(answer, 503, "ledger_busy")
     assert answer.headers["retry-after"] == "1"
     assert caller.submit({"n": 1}, key="k").status_code == 202
 
 
-def test_a_key_that_is_none_is_refused(callers: Callers) -> None:
+def test_an_invalid_key_is_rejected(callers: Callers) -> None:
     caller = callers()
     for key in ("", "x" * 501, "tab\there"):
-        refused(caller.submit(key=key), 400, "bad_task")
+        expect_error(caller.submit(key=key), 400, "bad_task")
     assert work.rows() == []
 
 
-def test_a_key_of_a_header_is_utf_8_like_one_in_a_body(callers: Callers) -> None:
+def test_a_key_in_the_header_equals_the_same_utf_8_key_in_the_body(callers: Callers) -> None:
     caller = callers()
     body = {"type": FLAKY, "context": {"idempotencyKey": "Rechnung für 17 €"}}
     first = caller.post("/api/tasks", json=body)
     headers = {"Idempotency-Key": "Rechnung für 17 €".encode()}
     assert caller.post("/api/tasks", json={"type": FLAKY}, headers=headers).json()["taskId"] == first.json()["taskId"]
-    refused(caller.post("/api/tasks", json=body, key="another"), 400, "bad_task")
+    expect_error(caller.post("/api/tasks", json=body, key="another"), 400, "bad_task")
 
 
 @pytest.mark.parametrize("given", [[b"\xff"], [b"one", b"two"]])
-def test_a_header_that_holds_no_one_key_is_refused(given: list[bytes]) -> None:
+def test_two_headers_or_a_key_that_is_not_utf_8_are_rejected(given: list[bytes]) -> None:
     request = Request({"type": "http", "headers": [(b"idempotency-key", each) for each in given]})
     with pytest.raises(Misuse):
-        header_key(request)
+        read_idempotency_key(request)
 
 
-# what is no task
+# invalid tasks
 
 
-def test_what_cannot_be_submitted_is_refused_in_a_sentence(callers: Callers) -> None:
+def test_an_invalid_task_is_rejected_with_its_own_code(callers: Callers) -> None:
     caller = callers()
-    for body, status, code in REFUSED:
-        refused(caller.post("/api/tasks", content=body), status, code)
+    for body, status, code in INVALID:
+        expect_error(caller.post("/api/tasks", content=body), status, code)
     assert work.rows() == []
 
 
-# who may see what
+# visibility
 
 
-def test_what_is_no_task_is_not_found(callers: Callers) -> None:
+def test_an_id_that_is_not_a_task_is_not_found(callers: Callers) -> None:
     caller = callers()
     for id_ in (uuid.uuid4(), "17", "no-id", "'; DROP TABLE ingest_task; --", "%00", "%ff", "x" * 9000):
         for path in ("", "/transitions"):
-            assert len(refused(caller.get(f"/api/tasks/{id_}{path}"), 404, "unknown_task")) < 300
+            assert len(expect_error(caller.get(f"/api/tasks/{id_}{path}"), 404, "unknown_task")) < 300
 
 
 @pytest.mark.parametrize("path", ["", "/transitions"])
-def test_a_task_of_somebody_else_does_not_exist_for_a_token_that_reads_its_own(callers: Callers, path: str) -> None:
+def test_a_task_of_another_principal_looks_like_one_that_does_not_exist(callers: Callers, path: str) -> None:
     owner = callers(Scope.TASKS_SUBMIT, Scope.TASKS_READ)
     address = owner.submit({"secret": 1}).headers["location"] + path
     assert owner.get(address).status_code == 200
@@ -241,15 +238,15 @@ def test_a_task_of_somebody_else_does_not_exist_for_a_token_that_reads_its_own(c
     stranger = callers(Scope.TASKS_READ)
     nothing = stranger.get(f"/api/tasks/{uuid.uuid4()}{path}")
     answer = stranger.get(address)
-    refused(answer, 404, "unknown_task")
+    expect_error(answer, 404, "unknown_task")
     assert _without_id(answer) == _without_id(nothing)
 
 
-def test_a_task_that_did_not_come_over_http_is_seen_by_those_who_see_all(callers: Callers) -> None:
+def test_a_task_not_submitted_over_http_is_visible_to_read_all_only(callers: Callers) -> None:
     with sessions().begin() as session:
         id_ = submit(session, FLAKY).task_id
     assert callers(Scope.TASKS_READ_ALL).get(f"/api/tasks/{id_}").json()["taskId"] == str(id_)
-    refused(callers(Scope.TASKS_READ).get(f"/api/tasks/{id_}"), 404, "unknown_task")
+    expect_error(callers(Scope.TASKS_READ).get(f"/api/tasks/{id_}"), 404, "unknown_task")
 
 
 def _without_id(answer: Any) -> str:

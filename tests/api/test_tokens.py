@@ -1,4 +1,4 @@
-"""Tokens: only their hash is kept, and what an operator types about them."""
+"""API tokens: only a hash is stored, and the commands `manage.py token create|list|revoke`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from models.engine import engine
 from models.sql import sql
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
-from tests.tasks.door import manage
+from tests.tasks.command_line import manage
 
 pytestmark = pytest.mark.usefixtures("stack")
-# what is typed after `token create`, and what is said of it
-REFUSED = [
-    (("ci",), "without a scope"),
+INVALID = [  # arguments of `token create`, part of the message
+    (("ci",), "needs at least one scope"),
     (("ci", "--scope", "tasks:everything"), "no scope 'tasks:everything'"),
-    (("a:b", "--scope", "tasks:read"), "no name of a token"),
-    (("", "--scope", "tasks:read"), "no name of a token"),
-    (("ci\n", "--scope", "tasks:read"), "no name of a token"),
-    (("ci", "--scope", "tasks:read", "--expires-in", "0s"), "a second at the earliest"),
-    (("ci", "--scope", "tasks:read", "--expires-in", "999999d"), "a hundred years at the latest"),
+    (("a:b", "--scope", "tasks:read"), "not a valid token name"),
+    (("", "--scope", "tasks:read"), "not a valid token name"),
+    (("ci\n", "--scope", "tasks:read"), "not a valid token name"),
+    (("ci", "--scope", "tasks:read", "--expires-in", "0s"), "at least one second"),
+    (("ci", "--scope", "tasks:read", "--expires-in", "999999d"), "at most a hundred years"),
     (("ci", "--scope", "tasks:read", "--expires-in", "soon"), "is not a duration"),
     (("ci", "--scope", "tasks:read", "--expires-in", "2100-01-01"), "is not a duration"),
     (("ci", "--scope", "tasks:read", "--expires-in", ""), "is not a duration"),
@@ -41,30 +40,30 @@ def connection(stack: ServersOfTests) -> Iterator[Connection]:
         yield connection
 
 
-def test_the_ledger_keeps_the_hash_of_a_token_and_nothing_else_of_it() -> None:
+def test_the_ledger_stores_only_the_hash_of_a_token() -> None:
     token = manage("token", "create", "ci", "--scope", "tasks:submit").out.strip()
     assert token.startswith(PREFIX)
     with engine().connect() as connection:
         row = dict(connection.execute(sql("SELECT * FROM ledger.api_token")).mappings().one())
     assert bytes(row["token_sha256"]) == hashlib.sha256(token.encode()).digest()
     assert token.removeprefix(PREFIX) not in str(row)
-    assert tokens.look_up(engine(), token) == tokens.Token("ci", frozenset({"tasks:submit"}))
+    assert tokens.authenticate(engine(), token) == tokens.Token("ci", frozenset({"tasks:submit"}))
 
 
-def test_a_token_is_shown_once_and_alone() -> None:
+def test_a_token_is_printed_once_and_alone_on_stdout() -> None:
     done = manage("token", "create", "ci", "--scope", "tasks:submit")
     assert (done.code, len(done.out.split())) == (0, 1)
-    assert "nobody can be shown it again" in done.err
+    assert "it cannot be shown again" in done.err
     shown = manage("token", "list").out + manage("token", "list", "--json").out
     assert "ci" in shown
     assert done.out.strip() not in shown
 
 
-def test_a_token_for_a_program() -> None:
+def test_create_and_list_print_the_same_token_as_json() -> None:
     options = ("--scope", "tasks:submit", "--scope", "tasks:read", "--scope", "tasks:read", "--expires-in", "30d")
     made = manage("token", "create", "ci", *options, "--json").json
     assert (made["name"], made["scopes"]) == ("ci", ["tasks:read", "tasks:submit"])
-    tokens.look_up(engine(), made["token"])
+    tokens.authenticate(engine(), made["token"])
     (listed,) = manage("token", "list", "--json").json
     assert (listed["name"], listed["state"], listed["scopes"]) == ("ci", "active", made["scopes"])
     lifetime = datetime.fromisoformat(listed["expiresAt"]) - datetime.fromisoformat(listed["createdAt"])
@@ -73,10 +72,10 @@ def test_a_token_for_a_program() -> None:
     assert listed["revokedAt"] is None
 
 
-def test_what_cannot_be_a_token_is_misuse() -> None:
-    for arguments, sentence in REFUSED:
+def test_invalid_arguments_create_no_token() -> None:
+    for arguments, part in INVALID:
         done = manage("token", "create", *arguments)
-        assert (done.code, sentence in done.err) == (2, True), done.err
+        assert (done.code, part in done.err) == (2, True), done.err
     assert manage("token", "list", "--json").json == []
 
 
@@ -84,65 +83,65 @@ def test_a_name_belongs_to_one_valid_token() -> None:
     first = manage("token", "create", "ci", "--scope", "tasks:read").out.strip()
     done = manage("token", "create", "ci", "--scope", "tasks:submit")
     assert (done.code, "revoke it first" in done.err) == (2, True)
-    tokens.look_up(engine(), first)
+    tokens.authenticate(engine(), first)
     assert manage("token", "revoke", "ci").code == 0
-    assert manage("token", "revoke", "ci").code == 0  # once more changes nothing
+    assert manage("token", "revoke", "ci").code == 0  # revoking again changes nothing
     assert [each["state"] for each in manage("token", "list", "--json").json] == ["revoked"]
     second = manage("token", "create", "ci", "--scope", "tasks:submit").out.strip()
-    assert tokens.look_up(engine(), second).scopes == {"tasks:submit"}
+    assert tokens.authenticate(engine(), second).scopes == {"tasks:submit"}
     with pytest.raises(Unauthenticated):
-        tokens.look_up(engine(), first)
+        tokens.authenticate(engine(), first)
 
 
-def test_who_is_not_there_cannot_be_revoked() -> None:
-    done = manage("token", "revoke", "nobody")
-    assert (done.code, done.err) == (2, "manage.py: There is no token 'nobody'.\n")
+def test_revoking_an_unknown_token_is_an_error() -> None:
+    done = manage("token", "revoke", "unknown")
+    assert (done.code, done.err) == (2, "manage.py: There is no token 'unknown'.\n")
 
 
-def test_an_expired_name_is_free(stack: ServersOfTests, connection: Connection) -> None:
+def test_the_name_of_an_expired_token_can_be_used_again(stack: ServersOfTests, connection: Connection) -> None:
     tokens.create(connection, "ci", scopes=["tasks:read"], expires_in=timedelta(hours=1))
     with pytest.raises(TokenExists):
         tokens.create(connection, "ci", scopes=["tasks:read"])
     with stack.cluster.superuser.begin() as superuser:
         move_clock(superuser, timedelta(hours=1))
-    assert [each.state for each in tokens.listed(connection)] == ["expired"]
+    assert [each.state for each in tokens.list_tokens(connection)] == ["expired"]
     tokens.create(connection, "ci", scopes=["tasks:read"])
-    assert [each.state for each in tokens.listed(connection)] == ["active"]
+    assert [each.state for each in tokens.list_tokens(connection)] == ["active"]
 
 
-def test_the_last_use_is_written_once_a_minute_and_waits_for_nobody(stack: ServersOfTests) -> None:
+def test_the_last_use_is_written_at_most_once_a_minute_and_never_waits_for_a_lock(stack: ServersOfTests) -> None:
     with engine().begin() as connection:
         token, _ = tokens.create(connection, "ci", scopes=["tasks:read"])
     with engine().begin() as other:
         other.execute(sql("SELECT FROM ledger.api_token FOR UPDATE"))
-        tokens.look_up(engine(), token)  # somebody holds the row: let them
+        tokens.authenticate(engine(), token)  # the row is locked, so the use is not recorded
     assert _last_used_at() is None
-    tokens.look_up(engine(), token)
+    tokens.authenticate(engine(), token)
     first = _last_used_at()
-    tokens.look_up(engine(), token)
+    tokens.authenticate(engine(), token)
     assert _last_used_at() == first is not None
     with stack.cluster.superuser.begin() as superuser:
-        move_clock(superuser, timedelta(seconds=tokens.USED_EVERY_SECONDS))
-    tokens.look_up(engine(), token)
+        move_clock(superuser, timedelta(seconds=tokens.RECORD_USE_SECONDS))
+    tokens.authenticate(engine(), token)
     with engine().connect() as connection:
         assert timedelta() <= now(connection) - _last_used_at() < timedelta(seconds=5)
 
 
-def test_scopes_of_newer_code_are_no_harm(connection: Connection) -> None:
+def test_an_unknown_scope_in_the_ledger_grants_nothing(connection: Connection) -> None:
     token, _ = tokens.create(connection, "ci", scopes=["tasks:read"])
     connection.execute(sql("UPDATE ledger.api_token SET scopes = scopes || '{queues:pause}'"))
     connection.commit()
-    assert not tokens.look_up(engine(), token).may(*(scope for scope in Scope if scope != Scope.TASKS_READ))
+    assert not tokens.authenticate(engine(), token).has_scope(*(scope for scope in Scope if scope != Scope.TASKS_READ))
 
 
-def test_a_refusal_repeats_nothing_of_what_was_given() -> None:
-    for given in ("hunter2", PREFIX + "h" * 43):
-        with pytest.raises(Unauthenticated) as refused:
-            tokens.look_up(engine(), given)
-        assert given not in refused.value.message
+def test_an_authentication_error_does_not_repeat_the_secret() -> None:
+    for secret in ("hunter2", PREFIX + "h" * 43):
+        with pytest.raises(Unauthenticated) as caught:
+            tokens.authenticate(engine(), secret)
+        assert secret not in caught.value.message
 
 
-def test_help_names_every_scope() -> None:
+def test_help_lists_every_scope() -> None:
     shown = manage("token", "create", "--help").out
     assert [scope for scope in Scope if scope not in shown] == []
 

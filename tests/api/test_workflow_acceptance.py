@@ -1,7 +1,4 @@
-"""The acceptance lines of seeds/001 that are about workflows, in its own words; its Mongo is a table of a stage here.
-
-Its last line, about queues that pile up, is about all tasks.
-"""
+"""Acceptance tests of workflows over HTTP: success, an outage of the store, repeated failure, a crashed worker."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import failpoint
 import settings
 from api.tokens import Scope
 from models.engine import engine
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import broker
 from tasks.execution.deliver import ingest
 from tasks.operations import dead_tasks
@@ -28,8 +25,8 @@ from tests.outbox.ledger import move, woken
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks.deliveries import leases
 from tests.tasks.work import task, transitions
-from tests.workflows.flows import FLOW, KEYS, SUMMARY, stored, tables
-from tests.workflows.lost_workers import taken_over, worker
+from tests.workflows.flows import FLOW, KEYS, SUMMARY, create_tables, read_stored
+from tests.workflows.lost_workers import reclaim_and_run, worker
 from tests.workflows.outside import Outside
 
 APPLY = "/api/workflows/apply"
@@ -37,7 +34,7 @@ APPLY = "/api/workflows/apply"
 
 @pytest.fixture
 def outside(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside]:
-    tables()
+    create_tables()
     outside = Outside()
     crm = f"http://127.0.0.1:{outside.port}/crm?allow_private=1&allow_http=1"
     monkeypatch.setenv("OUTBOX_DESTINATIONS", json.dumps({"crm": crm}))
@@ -53,24 +50,24 @@ def caller(callers: Callers) -> Caller:
     return callers(Scope.WORKFLOWS_SUBMIT, Scope.TASKS_READ, name="ci")
 
 
-def applied(caller: Caller) -> uuid.UUID:
+def apply(caller: Caller) -> uuid.UUID:
     answer = caller.post(APPLY, json=FLOW)
     assert answer.status_code == 202
     return uuid.UUID(answer.json()["taskId"])
 
 
-def status(caller: Caller, task_id: uuid.UUID) -> tuple[str, int]:
-    """As whoever asked sees it."""
+def read_status(caller: Caller, task_id: uuid.UUID) -> tuple[str, int]:
+    """Return status and number of failures as the API shows them."""
     shown = caller.get(f"/api/tasks/{task_id}").json()
     return shown["status"], shown["retry"]["count"]
 
 
 @contextmanager
 def a_worker(stack: ServersOfTests) -> Iterator[None]:
-    """Runs whatever the broker wake-ups for."""
+    """Run the tasks of the first wake-ups that reach the broker, in a thread."""
 
     def run() -> None:
-        wait_until(lambda: woken(stack), "the bell wake-ups")
+        wait_until(lambda: woken(stack), "the broker has a wake-up")
         ids = [uuid.UUID(one) for message in woken(stack) for one in message]
         broker.purge("ingest")
         ingest(engine(), ids)
@@ -84,61 +81,58 @@ def a_worker(stack: ServersOfTests) -> Iterator[None]:
 
 
 @contextmanager
-def mongo_is_down() -> Iterator[None]:
-    """What the stage `store` writes to is not there."""
+def store_is_down() -> Iterator[None]:
+    """Hide the table that the stage `store` writes to."""
     with engine().begin() as connection:
         connection.execute(text("ALTER TABLE public.test_stored RENAME TO test_stored_elsewhere"))
     try:
         yield
     finally:
         with engine().begin() as connection:
-            connection.execute(text("ALTER TABLE test_stored_elsewhere RENAME TO test_stored"))
+            connection.execute(text("ALTER TABLE public.test_stored_elsewhere RENAME TO test_stored"))
 
 
-def test_given_all_is_well_when_a_workflow_is_applied_then_it_is_stored_and_the_real_output_returned(
+def test_an_applied_workflow_is_stored_and_answers_its_output_with_nothing_left_pending(
     caller: Caller, outside: Outside, stack: ServersOfTests
 ) -> None:
-    """GIVEN Mongo 正常、Redis 正常 … THEN … 返回真实 LLM 输出,并且 Redis 中无遗留 pending"""
     with a_worker(stack):
         answer = caller.post(f"{APPLY}?wait=30", json=FLOW)
     assert (answer.status_code, answer.json()["status"]) == (200, "SUCCEEDED")
     assert answer.json()["result"]["output"]["stored"] == SUMMARY
-    assert stored() == [(f"ci:{KEYS[2]}", SUMMARY)]
-    assert submitter().flush(20)
+    assert read_stored() == [(f"ci:{KEYS[2]}", SUMMARY)]
+    assert after_commit_publisher().wait_until_idle(20)
     assert leases() == 0
     assert outbox_ledger.rows("status") == [("SENT",)]
     assert broker.depths(["ingest"]) == {"ingest": 0}
 
 
-def test_given_mongo_is_down_when_a_workflow_is_applied_then_it_is_retried_and_completes_when_mongo_is_back(
+def test_a_workflow_is_retried_while_its_store_is_down_and_completes_when_the_store_is_back(
     caller: Caller, outside: Outside, stack: ServersOfTests
 ) -> None:
-    """GIVEN Mongo 停机 … THEN 任务 … 在 Mongo 恢复前保持重试状态,Mongo 恢复后自动完成,最终数据一致"""
-    with mongo_is_down():
-        id_ = applied(caller)
+    with store_is_down():
+        id_ = apply(caller)
         ingest(engine(), [id_])
-        assert status(caller, id_) == ("RETRYING", 1)
+        assert read_status(caller, id_) == ("RETRYING", 1)
         move(stack, 60)
         ingest(engine(), [id_])
-        assert status(caller, id_) == ("RETRYING", 2)
+        assert read_status(caller, id_) == ("RETRYING", 2)
     move(stack, 300)
     ingest(engine(), [id_])
-    assert status(caller, id_) == ("SUCCEEDED", 2)
-    assert stored() == [(f"ci:{KEYS[2]}", SUMMARY)]
+    assert read_status(caller, id_) == ("SUCCEEDED", 2)
+    assert read_stored() == [(f"ci:{KEYS[2]}", SUMMARY)]
     assert outside.calls == {f"ci:{key}": 1 for key in KEYS[:2]}
 
 
-def test_given_a_task_failed_three_times_then_it_is_suspended_and_can_be_seen_run_again_or_given_up(
+def test_a_workflow_that_failed_three_times_is_dead_and_can_be_requeued_or_discarded(
     caller: Caller, outside: Outside, stack: ServersOfTests
 ) -> None:
-    """GIVEN 某任务连续失败 3 次,WHEN 达到阈值,THEN 任务进入 queue:suspended,运维可 … 查看并重新执行或放弃"""
-    ids = [applied(caller), applied(caller)]
-    with mongo_is_down():
+    ids = [apply(caller), apply(caller)]
+    with store_is_down():
         for wait_seconds in (60, 300, 0):
             for id_ in ids:
                 ingest(engine(), [id_])
             move(stack, wait_seconds)
-    assert [status(caller, id_) for id_ in ids] == [("DEAD", 3)] * 2
+    assert [read_status(caller, id_) for id_ in ids] == [("DEAD", 3)] * 2
     shown = caller.get(f"/api/tasks/{ids[0]}").json()
     assert shown["payload"] == FLOW
     assert "test_stored" in shown["errorMessage"]
@@ -150,15 +144,14 @@ def test_given_a_task_failed_three_times_then_it_is_suspended_and_can_be_seen_ru
     assert [task(id_)["status"] for id_ in ids] == ["SUCCEEDED", "DISCARDED"]
 
 
-def test_given_a_worker_crashed_when_another_is_there_then_it_takes_over_and_goes_on(
+def test_a_workflow_of_a_crashed_worker_is_reclaimed_and_continues(
     caller: Caller, outside: Outside, stack: ServersOfTests
 ) -> None:
-    """GIVEN Worker 进程崩溃,WHEN 重新拉起 Worker,THEN Redis pending 任务能够被自动接管并继续处理"""
-    id_ = applied(caller)
+    id_ = apply(caller)
     with worker(id_, "steps.after_keep=kill@2") as lost:
         assert lost.is_killed()
-    assert status(caller, id_) == ("RUNNING", 0)
-    taken_over(stack, id_)
-    assert status(caller, id_) == ("SUCCEEDED", 1)
+    assert read_status(caller, id_) == ("RUNNING", 0)
+    reclaim_and_run(stack, id_)
+    assert read_status(caller, id_) == ("SUCCEEDED", 1)
     assert outside.calls == {f"ci:{key}": 1 for key in KEYS[:2]}
-    assert stored() == [(f"ci:{KEYS[2]}", SUMMARY)]
+    assert read_stored() == [(f"ci:{KEYS[2]}", SUMMARY)]

@@ -1,4 +1,4 @@
-"""Applying a workflow: submitted like any task, and waited for without holding anything."""
+"""Workflows over HTTP: submitted like any task; a waiting request holds no thread and no connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from models.engine import engine
 from tasks import Permanent
 from tasks.core.task_ids import keyed_id
 from tasks.execution.deliver import ingest
-from tests.api.callers import Caller, Callers, refused
+from tests.api.callers import Caller, Callers, expect_error
 from tests.servers import wait_until
 from tests.tasks import work
 from workflows import StageInput, stage
@@ -27,8 +27,8 @@ APPLY = "/api/workflows/apply"
 
 @stage("test.greet")
 def greet(given: StageInput) -> Any:
-    if given.input == "nobody":
-        raise Permanent("there is nobody")
+    if given.input == "":
+        raise Permanent("no name was given")
     return f"Hello {given.input}"
 
 
@@ -41,47 +41,50 @@ def caller(callers: Callers) -> Caller:
     return callers(Scope.WORKFLOWS_SUBMIT, Scope.TASKS_READ, name="ci")
 
 
-def test_the_body_is_the_payload_and_the_key_is_the_principals(caller: Caller) -> None:
+def test_the_body_is_the_payload_and_the_key_belongs_to_the_principal(caller: Caller) -> None:
     body = workflow()
     first, again = caller.post(APPLY, json=body, key="k"), caller.post(APPLY, json=body, key="k")
     assert (first.status_code, again.status_code) == (202, 200)
     assert first.json()["taskId"] == again.json()["taskId"] == str(keyed_id("workflow.execute", "ci:k"))
     assert caller.get(first.headers["location"]).json()["payload"] == body
-    refused(caller.post(APPLY, json=workflow("Bob"), key="k"), 409, "idempotency_conflict")
-    refused(caller.post(APPLY, content=b"{"), 400, "bad_json")
+    expect_error(caller.post(APPLY, json=workflow("Bob"), key="k"), 409, "idempotency_conflict")
+    expect_error(caller.post(APPLY, content=b"{"), 400, "bad_json")
 
 
-def test_a_workflow_that_cannot_be_run_is_refused_before_it_is_stored(caller: Caller) -> None:
+def test_a_workflow_that_cannot_run_is_rejected_before_it_is_stored(caller: Caller) -> None:
     for bad, sentence in [
-        ({}, "The workflow cannot be run: stages: field required."),
-        ({"stages": [{"name": "a", "kind": "python", "function": "os.system"}]}, "There is no function 'os.system'"),
+        ({}, "The workflow is invalid: `stages` is required."),
+        (
+            {"stages": [{"name": "a", "kind": "python", "function": "os.system"}]},
+            "No stage function is named 'os.system'",
+        ),
         ({"stages": [{"name": "a", "kind": "http", "destination": "nowhere"}]}, "There is no destination 'nowhere'"),
-        ({"stages": [{"name": "a", "kind": "llm", "model": "m", "prompt": "x"}]}, "LLM_BASE_URL names none"),
+        ({"stages": [{"name": "a", "kind": "llm", "model": "m", "prompt": "x"}]}, "set LLM_BASE_URL"),
     ]:
-        assert sentence in refused(caller.post(APPLY, json=bad), 400, "bad_workflow")
+        assert sentence in expect_error(caller.post(APPLY, json=bad), 400, "bad_workflow")
     assert work.rows() == []
 
 
-def test_the_door_for_all_tasks_refuses_it_too(callers: Callers) -> None:
+def test_the_route_for_tasks_rejects_it_too(callers: Callers) -> None:
     envelope = {"type": "workflow.execute", "payload": {"stages": []}}
-    refused(callers(Scope.TASKS_SUBMIT).post("/api/tasks", json=envelope), 400, "bad_workflow")
+    expect_error(callers(Scope.TASKS_SUBMIT).post("/api/tasks", json=envelope), 400, "bad_workflow")
 
 
-def test_whoever_waits_gets_the_result(caller: Caller) -> None:
+def test_a_waiting_request_gets_the_result(caller: Caller) -> None:
     with worker_of("ci:k"):
         answer = caller.post(f"{APPLY}?wait=30", json=workflow(), key="k")
     assert answer.status_code == 200
     assert (answer.json()["status"], answer.json()["result"]["output"]) == ("SUCCEEDED", "Hello Ada")
 
 
-def test_whoever_waits_for_one_that_dies_gets_the_error(caller: Caller) -> None:
+def test_a_waiting_request_gets_the_error_of_a_dead_workflow(caller: Caller) -> None:
     with worker_of("ci:k"):
-        answer = caller.post(f"{APPLY}?wait=30", json=workflow("nobody"), key="k")
+        answer = caller.post(f"{APPLY}?wait=30", json=workflow(""), key="k")
     assert answer.status_code == 200
-    assert (answer.json()["status"], answer.json()["errorMessage"]) == ("DEAD", "Permanent: there is nobody")
+    assert (answer.json()["status"], answer.json()["errorMessage"]) == ("DEAD", "Permanent: no name was given")
 
 
-def test_whoever_waits_in_vain_gets_the_task(caller: Caller) -> None:
+def test_a_waiting_request_gets_a_receipt_when_time_is_up(caller: Caller) -> None:
     started_at = time.monotonic()
     answer = caller.post(f"{APPLY}?wait=0.2", json=workflow())
     assert 0.2 <= time.monotonic() - started_at < 5
@@ -89,14 +92,14 @@ def test_whoever_waits_in_vain_gets_the_task(caller: Caller) -> None:
     assert caller.get(answer.headers["location"]).json()["status"] == "QUEUED"
 
 
-def test_nobody_waits_for_ever(caller: Caller) -> None:
+def test_an_invalid_wait_is_rejected(caller: Caller) -> None:
     for wait in ("61", "-1", "soon", "nan", "inf"):
-        assert refused(caller.post(f"{APPLY}?wait={wait}", json=workflow()), 400, "misuse").startswith("wait: ")
+        assert expect_error(caller.post(f"{APPLY}?wait={wait}", json=workflow()), 400, "misuse").startswith("`wait`: ")
     assert work.rows() == []
 
 
-def test_many_who_wait_hold_neither_a_thread_nor_a_connection(caller: Caller) -> None:
-    """More than there are threads and connections wait at once, and others are still served."""
+def test_waiting_requests_hold_neither_a_thread_nor_a_connection(caller: Caller) -> None:
+    """More requests wait at once than there are threads and connections, and others are still served."""
     asyncio.run(_many_wait(caller))
 
 
@@ -113,7 +116,7 @@ async def _many_wait(caller: Caller) -> None:
             await asyncio.sleep(0.02)
         async with asyncio.timeout(20):
             while engine().pool.checkedout():  # type: ignore[attr-defined]
-                await asyncio.sleep(0.001)  # until nobody looks just now: whoever held on to one would hold it still
+                await asyncio.sleep(0.001)  # a waiting request that kept its connection would never let this end
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get(f"/api/tasks/{ids[0][0]}")).json()["status"] == "QUEUED"
         for (id_,) in ids:
@@ -123,7 +126,7 @@ async def _many_wait(caller: Caller) -> None:
 
 
 class worker_of:
-    """A worker's run of one task, as soon as it is there."""
+    """Runs one task in a thread as soon as it is in the ledger."""
 
     def __init__(self, key: str) -> None:
         self.id = keyed_id("workflow.execute", key)
@@ -136,5 +139,5 @@ class worker_of:
         self.thread.join()
 
     def _run(self) -> None:
-        wait_until(lambda: work.rows("id", "id = :id", id=self.id), "the task is there")
+        wait_until(lambda: work.rows("id", "id = :id", id=self.id), "the task is in the ledger")
         ingest(engine(), [self.id])

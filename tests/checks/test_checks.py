@@ -1,4 +1,4 @@
-"""The doctor names what is wrong, and only that. Real servers are set up wrongly, and put right again."""
+"""`manage.py check` reports what is wrong and nothing else. The tests misconfigure real servers and restore them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
 
 
-def bad(findings: Iterator[Finding]) -> dict[str, Level]:
+def problems(findings: Iterator[Finding]) -> dict[str, Level]:
     return {finding.name: finding.level for finding in findings if finding.level is not Level.OK}
 
 
@@ -44,9 +44,9 @@ def redis_config(url: str, name: str, value: str) -> Iterator[None]:
 
 
 @pytest.mark.guarantee
-def test_a_receipt_redis_that_does_not_write_to_the_disk_is_named(stack: ServersOfTests) -> None:
+def test_a_receipt_redis_that_may_lose_writes_fails(stack: ServersOfTests) -> None:
     current = settings.current()
-    assert bad(servers.check_receipts(current)) == {}
+    assert problems(servers.check_receipts(current)) == {}
     for name, value in {
         "appendonly": "no",
         "appendfsync": "everysec",
@@ -54,19 +54,19 @@ def test_a_receipt_redis_that_does_not_write_to_the_disk_is_named(stack: Servers
         "maxmemory-policy": "allkeys-lru",
     }.items():
         with redis_config(current.redis_url, name, value):
-            assert bad(servers.check_receipts(current)) == {f"receipts.{name}": Level.FAIL}
-    assert bad(servers.check_receipts(current)) == {}
+            assert problems(servers.check_receipts(current)) == {f"receipts.{name}": Level.FAIL}
+    assert problems(servers.check_receipts(current)) == {}
 
 
 def test_a_broker_that_evicts_is_a_warning(stack: ServersOfTests) -> None:
     current = settings.current()
     with redis_config(current.broker_url, "maxmemory-policy", "allkeys-lru"):
-        assert bad(servers.check_broker(current)) == {"broker.maxmemory-policy": Level.WARN}
+        assert problems(servers.check_broker(current)) == {"broker.maxmemory-policy": Level.WARN}
 
 
 @pytest.fixture
 def database_setting(stack: ServersOfTests) -> Iterator[None]:
-    """ALTER DATABASE … SET, which new connections get; reset afterwards."""
+    """Reset the settings that the test gave the database with ALTER DATABASE … SET."""
     yield
     with stack.cluster.superuser.begin() as connection:
         connection.execute(text(f"ALTER DATABASE {stack.cluster.migrated} RESET ALL"))
@@ -74,17 +74,17 @@ def database_setting(stack: ServersOfTests) -> Iterator[None]:
 
 @pytest.mark.guarantee
 @pytest.mark.usefixtures("database_setting")
-def test_a_postgresql_that_forgets_commits_is_named(stack: ServersOfTests) -> None:
-    sound = {"postgres.fsync": Level.FAIL}  # the servers of the tests run without fsync
-    assert bad(ledger.check(settings.current())) == sound
+def test_a_postgresql_that_may_lose_commits_fails(stack: ServersOfTests) -> None:
+    expected = {"postgres.fsync": Level.FAIL}  # the test servers run without fsync
+    assert problems(ledger.check(settings.current())) == expected
     with stack.cluster.superuser.begin() as connection:
         connection.execute(text(f"ALTER DATABASE {stack.cluster.migrated} SET synchronous_commit = off"))
-    found = bad(ledger.check(settings.current()))
-    assert found == sound | {"postgres.synchronous_commit": Level.FAIL}
+    found = problems(ledger.check(settings.current()))
+    assert found == expected | {"postgres.synchronous_commit": Level.FAIL}
 
 
 @pytest.mark.guarantee
-def test_a_schema_that_is_behind_or_ahead_is_named(
+def test_a_schema_older_or_newer_than_the_code_fails(
     stack: ServersOfTests, empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.home.write_stack({**stack.addresses, "DATABASE_URL": empty_database})
@@ -98,56 +98,58 @@ def test_a_schema_that_is_behind_or_ahead_is_named(
     assert schema().level is Level.OK
     monkeypatch.setattr(ledger, "head_revision", lambda: "next")
     monkeypatch.setattr(ledger, "known_revisions", lambda: [*known_revisions(), "next"])
-    assert schema().message == f"at {head_revision()}, this code needs next"
+    assert schema().message == f"is at {head_revision()}, this code needs next"
     with engine().begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text("UPDATE celeriac.celeriac_version SET version_num = '9999'"))
     assert "does not know" in schema().message
 
 
-def test_a_moved_clock_of_the_ledger_is_named(stack: ServersOfTests) -> None:
+def test_a_shifted_clock_of_the_ledger_fails(stack: ServersOfTests) -> None:
     with stack.cluster.superuser.begin() as connection:
         move_clock(connection, timedelta(hours=1))
-    assert "ledger_clock" in bad(ledger.check(settings.current()))
+    assert "ledger_clock" in problems(ledger.check(settings.current()))
 
 
-def test_a_machine_whose_clock_is_wrong_is_warned(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_with_a_wrong_clock_is_a_warning(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ledger.time.time  # type: ignore[attr-defined]
     monkeypatch.setattr("checks.ledger.time.time", lambda: real() + 60)
-    assert bad(ledger.check(settings.current()))["clock"] is Level.WARN
+    assert problems(ledger.check(settings.current()))["clock"] is Level.WARN
 
 
-def test_silence_of_workers_is_a_fail_and_silence_of_beat_a_warning(
+def test_missing_workers_fail_and_a_missing_beat_is_a_warning(
     stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "PATIENCE_SECONDS", 0.3)
     with engine().begin() as connection:
-        assert bad(workers.check(settings.current())) == {"workers": Level.FAIL, "beat": Level.WARN}
+        assert problems(workers.check(settings.current())) == {"workers": Level.FAIL, "beat": Level.WARN}
         record_tick(connection, BEAT, holder="test")
-    assert bad(workers.check(settings.current())) == {"workers": Level.FAIL}
+    assert problems(workers.check(settings.current())) == {"workers": Level.FAIL}
     with stack.cluster.superuser.begin() as connection:
         move_clock(connection, timedelta(minutes=1))
-    assert bad(workers.check(settings.current())) == {"workers": Level.FAIL, "beat": Level.WARN}
+    assert problems(workers.check(settings.current())) == {"workers": Level.FAIL, "beat": Level.WARN}
 
 
-def test_a_queue_that_nobody_consumes_is_named() -> None:
+def test_a_queue_without_a_worker_fails() -> None:
     declared = {"ingest", "system"}
-    assert bad(workers._queues({"w@h": {"ingest", "system"}}, declared)) == {}
-    assert bad(workers._queues({"w@h": {"ingest"}}, declared)) == {"queues": Level.FAIL}
-    assert bad(workers._queues({"w@h": {"ingest", "system", "ingets"}}, declared)) == {"queues": Level.WARN}
-    assert bad(workers._queues({"w@h": {"system"}}, declared, {"system"})) == {}  # the wake-ups come from Kafka
+    assert problems(workers._check_queues({"w@h": {"ingest", "system"}}, declared)) == {}
+    assert problems(workers._check_queues({"w@h": {"ingest"}}, declared)) == {"queues": Level.FAIL}
+    assert problems(workers._check_queues({"w@h": {"ingest", "system", "ingets"}}, declared)) == {"queues": Level.WARN}
+    assert problems(workers._check_queues({"w@h": {"system"}}, declared, {"system"})) == {}  # Kafka carries the others
 
 
-def test_somebody_elses_module_of_the_same_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bad(project.check(settings.current())) == {}
+def test_a_foreign_module_with_one_of_our_names_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert problems(project.check(settings.current())) == {}
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "__init__.py").write_text("")
     code = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; from checks import project; import settings; "
     )
     code += "print([(f.level.value, f.message) for f in project.check(settings.current())])"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    assert "('fail'" in said
-    assert f"tasks is {tmp_path}" in said
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
+    assert "('fail'" in output
+    assert f"tasks is {tmp_path}" in output
 
 
 def test_a_misspelt_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,7 @@ def test_an_unreachable_server_does_not_hide_the_other_findings(
     monkeypatch.setattr(workers, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setenv("REDIS_URL", "redis://:hunter2@127.0.0.1:1/0")
     settings.current.cache_clear()
-    findings = list(checks.examine(settings.current()))
+    findings = list(checks.run_checks(settings.current()))
     by_name = {finding.name: finding for finding in findings}
     assert by_name["receipts"].level is Level.FAIL
     assert by_name["schema"].level is Level.OK
@@ -170,13 +172,13 @@ def test_an_unreachable_server_does_not_hide_the_other_findings(
     assert "hunter2" not in str(findings)
 
 
-def test_an_unreachable_rabbitmq_is_one_sentence_without_its_password() -> None:
-    with pytest.raises(Unreachable, match=r"RabbitMQ at 127\.0\.0\.1:1 cannot be reached") as refused:
-        servers._amqp("amqp://me:hunter2@127.0.0.1:1//")
-    assert "hunter2" not in refused.value.message
+def test_the_error_of_an_unreachable_rabbitmq_hides_its_password() -> None:
+    with pytest.raises(Unreachable, match=r"RabbitMQ at 127\.0\.0\.1:1 is unreachable") as caught:
+        servers._check_amqp("amqp://me:hunter2@127.0.0.1:1//")
+    assert "hunter2" not in caught.value.message
 
 
-def test_check_prints_json_and_fails_on_a_fail(stack: ServersOfTests) -> None:
+def test_check_prints_json_and_exits_with_1_on_a_failure(stack: ServersOfTests) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "check", "--json"], capture_output=True, text=True, check=False
     )
@@ -186,8 +188,9 @@ def test_check_prints_json_and_fails_on_a_fail(stack: ServersOfTests) -> None:
 
 
 @pytest.mark.guarantee
-def test_the_doctor_never_faints(stack: ServersOfTests, empty_database: str) -> None:
-    """An empty database and a broker that is away: exactly when a doctor is needed."""
+def test_check_reports_everything_with_an_empty_database_and_no_broker(
+    stack: ServersOfTests, empty_database: str
+) -> None:
     stack.home.write_stack({**stack.addresses, "DATABASE_URL": empty_database})
     done = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "check", "--json"],
@@ -203,15 +206,15 @@ def test_the_doctor_never_faints(stack: ServersOfTests, empty_database: str) -> 
     assert levels["receipts.appendonly"] == "ok"
 
 
-def test_beat_cannot_be_told_without_a_schema(stack: ServersOfTests, empty_database: str) -> None:
+def test_beat_cannot_be_checked_without_a_schema(stack: ServersOfTests, empty_database: str) -> None:
     stack.home.write_stack({**stack.addresses, "DATABASE_URL": empty_database})
-    assert workers._beat().remedy == "run `manage.py migrate`"
+    assert workers._check_beat().remedy == "run `manage.py migrate`"
 
 
-def test_a_replica_is_no_place_for_receipts(stack: ServersOfTests) -> None:
+def test_a_replica_cannot_store_receipts(stack: ServersOfTests) -> None:
     with redis.Redis.from_url(settings.current().redis_url) as client:
         client.replicaof("127.0.0.1", 1)
         try:
-            assert "receipts.role" in bad(servers.check_receipts(settings.current()))
+            assert "receipts.role" in problems(servers.check_receipts(settings.current()))
         finally:
             client.replicaof("NO", "ONE")
