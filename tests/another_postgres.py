@@ -1,4 +1,4 @@
-"""A PostgreSQL of another version than the embedded one: the server of TEST_DATABASE_URL, or one that is installed."""
+"""Provide a PostgreSQL of another version than the embedded one: TEST_DATABASE_URL, or an installed server."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from pathlib import Path
 import pytest
 
 from embedded.home import Home
-from embedded.part import Part, Running
 from embedded.postgres import Postgres
+from embedded.program import Program
 from tests.servers import Cluster, GivenServer, wait_until
 
-NONE = "another PostgreSQL: none is installed and TEST_DATABASE_URL is not set"
+MISSING = "another PostgreSQL: install one, or set TEST_DATABASE_URL"
 
 
 @contextmanager
 def another_postgres(home: Home) -> Iterator[Cluster]:
-    """Skips the test where there is none."""
+    """Yield the server; skip the test if there is none."""
     if url := os.environ.get("TEST_DATABASE_URL"):
         yield Cluster(GivenServer(url))
     elif install := find_installed():
         with started(install, home) as cluster:
             yield cluster
     else:
-        pytest.skip(NONE)
+        pytest.skip(MISSING)
 
 
 def find_installed() -> Path | None:
-    """The folder of an installed server, whose `bin` has initdb: Debian's, or the one pg_config knows."""
+    """Return the folder of an installed server (with `bin/initdb`): Debian's newest, else the one of pg_config."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*"), reverse=True)
     if pg_config := shutil.which("pg_config"):
-        said = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=True).stdout.strip()
-        folders.append(Path(said).parent)
+        bin_folder = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=True).stdout.strip()
+        folders.append(Path(bin_folder).parent)
     return next((folder for folder in folders if (folder / "bin" / "initdb").exists()), None)
 
 
 @contextmanager
 def started(install: Path, home: Home) -> Iterator[Cluster]:
+    """Yield a server of that installation, which runs until the end of the block."""
     inner = Home(home.path.parent / "another")
     inner.create()
     port = inner.ports({"postgres": 0}, wished={})["postgres"]
     server = Postgres(inner, port, install=install, configuration={"fsync": "off", "max_connections": "100"})
-    running = Running(inner, Part("postgres", server.command, prepare=server.prepare))
+    child = Program("postgres", server.command, prepare=server.prepare).start(inner)
     try:
         wait_until(server.is_ready, f"the PostgreSQL in {install} is ready")
         yield Cluster(server)
     finally:
-        running.process.ask_to_end(signal.SIGINT)
-        running.popen.wait(20)
+        child.end(20, stop_signal=signal.SIGINT)

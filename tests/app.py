@@ -1,4 +1,4 @@
-"""The Celery application of this process reads its settings once, and tests come with more than one broker."""
+"""Point the Celery application of the test process at another broker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 
 def point_app_at(broker_url: str) -> None:
-    """Whatever an earlier test has made of it: another broker, closed pools. If nobody has used it yet, it reads its
-    settings by itself, and they may have been loaded for that earlier test.
+    """Make the application use this broker, also if an earlier test has used another one or closed its pools.
+
+    Celery reads its settings once, when the application is first used. Before that, only a `celeryconfig` that was
+    imported for an earlier test is corrected.
     """
     if loaded := sys.modules.get("celeryconfig"):
         vars(loaded)["broker_url"] = broker_url

@@ -1,4 +1,4 @@
-"""Says loudly at the end of a run what was not covered, and fails a CI run that skipped a guarantee."""
+"""Print at the end of a test run what was skipped and why; fail in CI if a guarantee test was skipped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     skipped = config.stash[SKIPPED]
     if not skipped:
         return
-    terminalreporter.section("NOT COVERED IN THIS RUN", sep="!", yellow=True, bold=True)
+    terminalreporter.section("SKIPPED IN THIS RUN", sep="!", yellow=True, bold=True)
     for reason in sorted(set(skipped.values())):
         count = sum(value == reason for value in skipped.values())
         terminalreporter.line(f"{count} test(s): {reason}", yellow=True)
@@ -44,4 +44,4 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     missing = sorted(session.config.stash[GUARANTEES] & session.config.stash[SKIPPED].keys())
     if missing and os.environ.get("CI") == "true" and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        sys.stderr.write("".join(f"a guarantee was skipped in CI: {nodeid}\n" for nodeid in missing))
+        sys.stderr.write("".join(f"A guarantee test was skipped in CI: {nodeid}\n" for nodeid in missing))

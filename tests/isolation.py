@@ -1,4 +1,4 @@
-"""Whatever the shell has set, tests talk to their own servers only, and what they start can be interrupted."""
+"""Keep the settings of the shell out of the tests, so that they use their own servers only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PREFIXES = ("INGEST_", "OUTBOX_", "RECEIPT_", "CHECKPOINT_", "BACKLOG_", "FLOWER
 
 
 def isolate() -> None:
-    """To be called before anything reads the settings."""
+    """Remove our variables from the environment. Call this before anything reads the settings."""
     for name in list(os.environ):
         if name in SERVERS or name.startswith(PREFIXES):
             del os.environ[name]
     os.environ["CELERIAC_HOME"] = str(Path(tempfile.gettempdir()) / "celeriac-tests-without-a-stack")
-    # A script that says `make test &` ignores SIGINT for all of it, and so would every program that a test ends by it.
+    # In a script, `make test &` starts with SIGINT ignored; the programs that tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""How a Hypothesis machine is run here: the same way every time, against real servers, however long a step takes."""
+"""Run Hypothesis state machines: reproducibly, against real servers, without a time limit per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 def run_machine(machine: Callable[[], Any], *, examples: int, steps: int) -> None:
     run_state_machine_as_test(
-        machine,  # type: ignore[arg-type]  # any factory will do
+        machine,  # type: ignore[arg-type]  # Hypothesis accepts any factory
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
@@ -19,6 +19,6 @@ def run_machine(machine: Callable[[], Any], *, examples: int, steps: int) -> Non
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
-            phases=[Phase.generate],  # shrinking takes minutes, and the steps of a machine can be read as they are
+            phases=[Phase.generate],  # shrinking takes minutes; the steps are readable without it
         ),
     )

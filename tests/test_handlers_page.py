@@ -1,4 +1,4 @@
-"""docs/handlers.md is true: its files are a project whose tests pass, its commands and its SQL do what they say."""
+"""Execute docs/handlers.md: its Python files form a project whose tests pass, its commands and its SQL submit tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Final
 import pytest
 
 from models.engine import engine
-from models.sql import sql
 from settings import ROOT
 from tests.servers import ServersOfTests
 from tests.tasks.work import rows
@@ -22,9 +21,9 @@ PAGE: Final = (ROOT / "docs" / "handlers.md").read_text()
 BLOCKS: Final = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 FILE: Final = re.compile(r"# ((?:myapp|tests)/\w+\.py)\n")
 
-# What a user has and the page does not show: a client of some service.
+# The client of some service that the page imports and does not show.
 CRM: Final = """
-is_away = False
+is_reachable = True
 pushed = []
 
 
@@ -33,7 +32,7 @@ class NoSuchCustomer(Exception):
 
 
 def fetch(name):
-    if is_away:
+    if not is_reachable:
         raise ConnectionError("no answer")
     if name != "ada":
         raise NoSuchCustomer(name)
@@ -43,30 +42,30 @@ def fetch(name):
 def push(order, key):
     pushed.append(order)
 """
-# What the page says in words, for every handler on it.
-SAID: Final = """
+# Tests of what the page says in words.
+MORE_TESTS: Final = """
 import pytest
+from sqlalchemy import text
 
-
-from tasks.registry import handlers
+from tasks.core.registry import handlers
 from tasks.testing import run
 
 
-def test_no_handler_of_the_page_is_forgotten():
+def test_every_handler_of_the_page_is_registered():
     ours = {name for name, one in handlers().items() if one.function.__module__ == "myapp.handlers"}
     assert ours == {"invoice.import", "invoice.bulk", "crm.sync", "invoice.remind", "stock.move"}
 
 
 @pytest.mark.parametrize(("total", "status"), [(1, "SUCCEEDED"), (0, "DISCARDED"), (-1, "RETRYING")])
 def test_outcomes(db, total, status):
-    db.execute(sql("INSERT INTO public.invoice VALUES (1, :total)"), {"total": total})
+    db.execute(text("INSERT INTO invoice VALUES (1, :total)"), {"total": total})
     ran = run("invoice.remind", {"number": 1}, db)
     assert (ran.status, ran.attempt_count) == (status, 0)
 
 
-def test_what_will_never_work_is_dead_at_once(db):
+def test_a_permanent_failure_is_dead_at_once(db):
     assert run("invoice.remind", {"number": 1}, db).status == "DEAD"
-    assert run("crm.sync", {"customer": "nobody"}, db).error_code == "permanent"
+    assert run("crm.sync", {"customer": "unknown"}, db).error_code == "permanent"
 
 
 def test_a_real_worker(stack):
@@ -81,11 +80,11 @@ def test_a_real_worker(stack):
         session.commit()
     move(5, by=1)
     with stack.engine.connect() as connection:
-        statement = "SELECT partition_key FROM ledger.ingest_task WHERE type = 'stock.move'"
-        assert connection.execute(sql(statement)).scalars().all() == ["article 5"]
+        statement = "SELECT partition_key FROM celeriac.ingest_task WHERE type = 'stock.move'"
+        assert connection.execute(text(statement)).scalars().all() == ["article 5"]
     with stack.worker(), stack.engine.connect() as connection:
         deadline = time.monotonic() + 20
-        while connection.execute(sql("SELECT count(*) FROM public.invoice")).scalar() < 3:
+        while connection.execute(text("SELECT count(*) FROM invoice")).scalar() < 3:
             assert time.monotonic() < deadline
             connection.rollback()
             time.sleep(0.05)
@@ -94,26 +93,26 @@ def test_a_real_worker(stack):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the page, block after block; a test of ours and a stand-in for a service."""
-    folder = tmp_path_factory.mktemp("a users project")
+    """Write the files of the page, with a client for its service and more tests."""
+    folder = tmp_path_factory.mktemp("a user's project")
     for name in ("myapp", "tests"):
         (folder / name).mkdir()
     (folder / "myapp" / "__init__.py").touch()
     (folder / "myapp" / "crm.py").write_text(CRM)
-    (folder / "tests" / "test_what_is_said.py").write_text(SAID)
+    (folder / "tests" / "test_page.py").write_text(MORE_TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     for language, block in BLOCKS:
         if language == "python":
-            belongs = FILE.match(block)
-            assert belongs, f"nobody knows where this belongs:\n{block}"
-            with (folder / belongs[1]).open("a") as file:
+            first_line = FILE.match(block)
+            assert first_line, f"The first line must name the file:\n{block}"
+            with (folder / first_line[1]).open("a") as file:
                 file.write(f"\n\n{block}")
     return folder
 
 
 @pytest.fixture(scope="module")
-def their_tests(project: Path) -> Iterator[subprocess.Popen[str]]:
-    """With servers of its own, as on a user's machine; meanwhile other tests run here."""
+def project_tests(project: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run the tests of the project with their own servers, in the background."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     environment = _environment(project) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with subprocess.Popen(
@@ -123,13 +122,13 @@ def their_tests(project: Path) -> Iterator[subprocess.Popen[str]]:
         running.terminate()
 
 
-def test_every_block_is_of_a_kind_that_is_executed() -> None:
+def test_every_block_of_the_page_is_executed() -> None:
     assert {language for language, _ in BLOCKS} == {"python", "sh", "sql"}
     assert len(BLOCKS) > 10
 
 
-def test_its_commands_and_its_sql_submit_what_they_say(
-    project: Path, stack: ServersOfTests, their_tests: subprocess.Popen[str]
+def test_the_commands_and_the_sql_of_the_page_submit_tasks(
+    project: Path, stack: ServersOfTests, project_tests: subprocess.Popen[str]
 ) -> None:
     scripts = [block for language, block in BLOCKS if language == "sh"]
     script = "set -e\n" + "\n".join(scripts).replace("./manage.py", f'"{sys.executable}" "{ROOT}/manage.py"')
@@ -140,7 +139,7 @@ def test_its_commands_and_its_sql_submit_what_they_say(
     with engine().begin() as connection:
         for language, block in BLOCKS:
             if language == "sql":
-                connection.execute(sql(block.replace(":", r"\:")))
+                connection.exec_driver_sql(block)
     assert rows("type, payload->>'number', idempotency_key") == [
         ("invoice.import", "17", "invoice 17"),
         ("invoice.bulk", "19", None),
@@ -148,10 +147,10 @@ def test_its_commands_and_its_sql_submit_what_they_say(
     ]
 
 
-def test_the_project_of_the_page_passes_its_tests(their_tests: subprocess.Popen[str]) -> None:
-    said, _ = their_tests.communicate(timeout=60)
-    assert their_tests.returncode == 0, said
-    assert re.search(r"^12 passed", said, re.MULTILINE), said
+def test_the_project_of_the_page_passes_its_tests(project_tests: subprocess.Popen[str]) -> None:
+    output, _ = project_tests.communicate(timeout=60)
+    assert project_tests.returncode == 0, output
+    assert re.search(r"^12 passed", output, re.MULTILINE), output
 
 
 def _environment(project: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""requirements*.in and requirements*.txt: what is installed is pinned, checked, and tied to no machine."""
+"""Test requirements*.in and requirements*.txt: pinned, with hashes, complete, and independent of a machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from packaging.utils import canonicalize_name
 
 from settings import ROOT
 
-FILES: Final = ("requirements", "requirements-dev")
-ASKED_FOR: Final = {"celery", "kombu", "redis", "sqlalchemy", "psycopg2-binary", "flower", "prometheus-client"}
-ASKED_FOR_IN_TESTS: Final = {"pytest-celery"}
+FILES: Final = ("requirements", "requirements-dev", "requirements-bench")
+REQUIRED: Final = {"celery", "kombu", "redis", "sqlalchemy", "psycopg2-binary", "flower", "prometheus-client"}
+REQUIRED_IN_TESTS: Final = {"pytest-celery"}
 LINUX: Final = {"sys_platform": "linux", "platform_machine": "x86_64", "python_full_version": "3.12.5"}
 
-# Imports everything that a program of ours imports while it works, where only the named packages are installed.
+# Imports every module of our programs. Packages that the command line does not name cannot be imported.
 IMPORT_EVERYTHING: Final = """
 import importlib, pkgutil, sys
 from importlib.metadata import packages_distributions
@@ -36,10 +36,11 @@ class Absent:
             raise ModuleNotFoundError(f"{name} is not in requirements.txt", name=name)
 
 sys.meta_path.insert(0, Absent())
-for package in ("api", "checks", "commands", "embedded", "models", "outbox", "tasks"):
-    for module in pkgutil.iter_modules([package]):
-        if module.name != "pytest_plugin":  # for people who have pytest
-            importlib.import_module(f"{package}.{module.name}")
+packages = ("api", "chaos", "checks", "commands", "documents", "embedded", "models", "outbox", "tasks", "workflows")
+for package in packages:
+    for module in pkgutil.walk_packages([package], f"{package}."):
+        if module.name != "embedded.pytest_plugin":  # for users who have pytest
+            importlib.import_module(module.name)
 for outside in ("kombu.transport.redis", "kombu.transport.pyamqp", "celery.bin.celery", "celery.concurrency.prefork",
                 "flower.command", "uvicorn.main", "sqlalchemy.dialects.postgresql.psycopg2"):
     importlib.import_module(outside)
@@ -56,8 +57,8 @@ def test_every_package_is_pinned_to_one_version_and_has_hashes(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [f"{name}{suffix}" for name in FILES for suffix in (".in", ".txt")])
-def test_no_file_names_an_index_an_address_or_a_place_on_a_machine(name: str) -> None:
-    """pip-compile writes the settings of the machine it runs on into its output."""
+def test_no_file_names_an_index_a_url_or_a_local_path(name: str) -> None:
+    """Tools that pin packages may write the settings of the machine into their output."""
     text = (ROOT / name).read_text()
     assert "://" not in text
     assert " @ " not in text
@@ -66,27 +67,27 @@ def test_no_file_names_an_index_an_address_or_a_place_on_a_machine(name: str) ->
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_pins_satisfy_what_was_asked_for(name: str) -> None:
+def test_the_pins_satisfy_the_wanted_versions(name: str) -> None:
     pins = _pins(f"{name}.txt")
     for wanted in _wanted(f"{name}.in"):
         pin = pins[canonicalize_name(wanted.name)]
         assert wanted.specifier.contains(_version(pin)), f"{pin} is not {wanted}: run `make requirements`"
 
 
-def test_what_the_user_asked_for_is_there() -> None:
-    assert _pins("requirements.txt").keys() >= ASKED_FOR
-    assert _pins("requirements-dev.txt").keys() >= ASKED_FOR_IN_TESTS
-    assert not _pins("requirements.txt").keys() & {"pytest", *ASKED_FOR_IN_TESTS}
+def test_the_required_packages_are_pinned_and_test_packages_are_not_in_production() -> None:
+    assert _pins("requirements.txt").keys() >= REQUIRED
+    assert _pins("requirements-dev.txt").keys() >= REQUIRED_IN_TESTS
+    assert not _pins("requirements.txt").keys() & {"pytest", *REQUIRED_IN_TESTS}
 
 
-def test_the_tests_run_with_the_versions_that_users_run() -> None:
+def test_the_tests_run_with_the_versions_of_production() -> None:
     ours, tests = _pins("requirements.txt"), _pins("requirements-dev.txt")
     for name in ours.keys() & tests.keys():
         assert _version(ours[name]) == _version(tests[name])
 
 
-def test_a_program_of_ours_imports_nothing_that_only_the_packages_of_the_tests_bring() -> None:
-    """An optional import of a library (`kombu[redis]`) would be found here if a test package brought it."""
+def test_our_programs_need_no_package_that_only_the_tests_install() -> None:
+    """A missing extra such as `kombu[redis]` would go unnoticed if a test package installed it."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_EVERYTHING, *_pins("requirements.txt")],
         cwd=ROOT,
@@ -122,7 +123,7 @@ def test_embedded_servers_are_installed_only_where_they_have_a_wheel(
 
 @cache
 def _lines(name: str) -> list[str]:
-    """The logical lines of a file, without comments."""
+    """Return the logical lines of a file without comments."""
     text = (ROOT / name).read_text().replace("\\\n", " ")
     return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
