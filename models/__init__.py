@@ -1,5 +1,5 @@
-"""The ledger: its tables, its states, its errors, its clock, and the way to reach and to migrate it.
+"""The ledger: its tables, statuses, errors and clock, how to connect to it, and how to migrate it.
 
-Import from the module that has the name. `models.tables` is all tables at once; a command that needs no table imports
-none, and answers before SQLAlchemy would be loaded.
+Import a name from the module that defines it. `models.tables` imports every table. A command that needs no table
+imports none, so that it starts before SQLAlchemy is loaded.
 """

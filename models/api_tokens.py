@@ -12,7 +12,7 @@ from models.base import Base, Stamp
 
 
 class ApiToken(Base):
-    """A key to the API, of which only the hash is kept."""
+    """A token of the API. Only its hash is stored."""
 
     __tablename__ = "api_token"
     __table_args__ = (

@@ -1,12 +1,13 @@
-"""What every table shares: the names of constraints, the column types, the clock as a default, the CHECK of an enum.
+"""What the tables share: names of constraints, column types, the clock as a default, and common CHECKs.
 
-Constraint names are part of the schema (an error names the constraint it broke), so they follow one convention and the
-migrations write the same names as literals.
+An error names the constraint that was violated, so names of constraints follow one convention. The migration writes the
+same names as literals.
 """
 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final
@@ -25,9 +26,9 @@ NAMES: Final = {
     "ck": "ck_%(table_name)s_%(constraint_name)s",
 }
 
-# For tables whose rows change several times in a short life: room in the page for the next version of a row, and a
-# vacuum that starts after a fixed number of dead rows, however large the table is, and does not pause.
-HOT: Final[dict[str, int]] = {
+# For tables whose rows change several times in a short life: free space in each page for the next version of a row, and
+# a vacuum that starts after a fixed number of dead rows, whatever the size of the table, and does not pause.
+FREQUENT_UPDATES: Final[dict[str, int]] = {
     "fillfactor": 60,
     "autovacuum_vacuum_scale_factor": 0,
     "autovacuum_vacuum_threshold": 1000,
@@ -36,7 +37,7 @@ HOT: Final[dict[str, int]] = {
 
 
 class EnumText(TypeDecorator[StrEnum]):
-    """A `StrEnum` kept as text; its CHECK is `status_check`. (A native enum could not lose a value in a migration.)"""
+    """A `StrEnum` stored as text with a CHECK (`status_check`); a migration cannot remove a value of a native enum."""
 
     impl = Text
     cache_ok = True
@@ -68,8 +69,8 @@ class Base(DeclarativeBase):
     }
 
 
-# The default is for rows written by hand: it calls the function once per row. A statement that writes many rows says
-# `(SELECT ledger_now())` itself, which is evaluated once.
+# A default is evaluated once per row and is meant for rows written by hand. Our statements write `(SELECT
+# ledger_now())`, which is evaluated once per statement.
 Stamp = Annotated[datetime, mapped_column(server_default=text("ledger.ledger_now()"))]
 Json = Annotated[Any, mapped_column(JSONB(none_as_null=True))]
 JsonObject = Annotated[dict[str, Any], mapped_column(JSONB(none_as_null=True), server_default=text("'{}'"))]
@@ -77,17 +78,17 @@ Actor = Annotated[str, mapped_column(server_default=text("CURRENT_USER"))]
 
 
 def status_check(column: str, enum: type[StrEnum]) -> CheckConstraint:
-    """The CHECK that a column holds a value of the enum and nothing else."""
-    return CheckConstraint(f"{column} IN ({quoted(*enum)})", name=column)
+    """Return the CHECK that a column holds a value of the enum."""
+    return CheckConstraint(f"{column} IN ({sql_literals(enum)})", name=column)
 
 
 def lease_check() -> CheckConstraint:
-    """The CHECK that a token and its end come together and name a holder."""
+    """Return the CHECK that a lease has both a token and an end, and a holder."""
     return CheckConstraint(
         "(lease_token IS NULL) = (lease_until IS NULL) AND (lease_token IS NULL OR holder IS NOT NULL)", name="lease"
     )
 
 
-def quoted(*values: str) -> str:
-    """The values as a list of SQL literals; they are our own constants, never input."""
+def sql_literals(values: Iterable[str]) -> str:
+    """Return our own constants as a list of SQL literals. Nothing is escaped."""
     return ", ".join(f"'{value}'" for value in values)

@@ -1,4 +1,4 @@
-"""Single chats: what the saver of accepted receipts writes. A message's id is its task's id is its serverMsgId."""
+"""Chats of two users. The id of a message is the id of its task and its serverMsgId."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from models.base import Base, Stamp
 
 
 class Chat(Base):
-    """The one chat of two users, who are kept in order so that both find the same row, also when they race."""
+    """The only chat of two users. They are stored in order, so that both find the same row even if they race."""
 
     __tablename__ = "chat"
     __table_args__ = (
         UniqueConstraint("first_user_id", "second_user_id"),
-        # Code point order, as Python's `sorted` has it, whatever the database's own collation is.
+        # Code point order as in Python's `sorted`, whatever the collation of the database is.
         CheckConstraint('first_user_id COLLATE "C" <= second_user_id COLLATE "C"', name="user_order"),
     )
 
@@ -28,10 +28,10 @@ class Chat(Base):
 
 
 class ChatMember(Base):
-    """A user in a chat, and how far that user has read."""
+    """A user in a chat, and how far the user has read."""
 
     __tablename__ = "chat_member"
-    # The chats of one user.
+    # Lists the chats of one user.
     __table_args__ = (Index("ix_chat_member_user_id", "user_id"),)
 
     chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("ledger.chat.id", ondelete="CASCADE"), primary_key=True)
@@ -41,13 +41,13 @@ class ChatMember(Base):
 
 
 class ChatMessage(Base):
-    """A saved message. `sent_at` is the sender's own clock: shown, never trusted."""
+    """A saved message. `sent_at` comes from the sender's clock: it is shown and decides nothing."""
 
     __tablename__ = "chat_message"
     __table_args__ = (
-        # A client that sends again after a lost receipt is the same message.
+        # A client that repeats a message after a lost receipt gets the same row.
         UniqueConstraint("from_user_id", "client_msg_id"),
-        # The history of a chat, page by page.
+        # Reads the history of a chat, page by page.
         Index("ix_chat_message_history", "chat_id", "accepted_at", "id"),
     )
 

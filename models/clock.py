@@ -1,12 +1,12 @@
-"""The ledger's clock (P13): every statement of the ledger says `(SELECT ledger_now())`; nothing else tells the time.
+"""The ledger's clock: every statement says `(SELECT ledger_now())`; nothing else decides by the time.
 
-The function is `clock_timestamp()` plus the shift that `ledger_clock` holds. The table is empty in production, so the
-shift is nothing; tests write a row there and thereby move the time of every connection, subprocess workers included.
-A trigger refuses that to every role that is not a superuser, the owner of the table too. (The owner could still replace
-the function or drop the trigger: those are DDL, which the role of a running service should not have.)
+The function is `clock_timestamp()` plus the shift in `ledger_clock`. That table is empty in production. Tests write a
+row there and so move the time of every connection, including those of worker processes. A trigger lets only superusers
+write to it. (The owner of the table could still replace the function or drop the trigger; that is DDL, which the role
+of a running service should not have.)
 
-`(SELECT …)` makes the planner evaluate it once per statement and use it as an index condition; STABLE allows the index
-condition to a bare call too. The body is parsed at creation, so it does not depend on the caller's `search_path`.
+`(SELECT …)` makes the planner evaluate the function once per statement and use its value as an index condition. The
+body of the function is parsed when it is created, so it does not depend on the caller's `search_path`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from models.sql import sql
 
 
 class LedgerClock(Base):
-    """By how much the ledger's clock is ahead of the server's. No row: not at all."""
+    """How far the ledger's clock is ahead of the server's. Without a row there is no shift."""
 
     __tablename__ = "ledger_clock"
     __table_args__ = (CheckConstraint("only_row", name="only_row"),)
@@ -32,16 +32,16 @@ class LedgerClock(Base):
 
 
 def now(connection: Connection) -> datetime:
-    """What time it is for the ledger."""
+    """Return the ledger's current time."""
     at: datetime = connection.execute(sql("SELECT ledger.ledger_now()")).scalar_one()
     return at
 
 
-def resolved(moment: datetime | timedelta | None, connection: Connection) -> datetime | None:
-    """A time as it is; how long ago, by this clock. Raises Misuse for what was before the year 1."""
-    if not isinstance(moment, timedelta):
-        return moment
+def as_datetime(when: datetime | timedelta | None, connection: Connection) -> datetime | None:
+    """Return a duration as the time that long ago, and everything else unchanged."""
+    if not isinstance(when, timedelta):
+        return when
     try:
-        return now(connection) - moment
+        return now(connection) - when
     except OverflowError:
-        raise Misuse(f"{moment.days:,} days ago is no time: the calendar begins with the year 1.") from None
+        raise Misuse(f"{when.days:,} days ago is before the year 1.") from None

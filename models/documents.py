@@ -1,4 +1,4 @@
-"""Documents and their searchable pieces: what `document.ingest` reads and writes."""
+"""Documents and their searchable chunks, which the handler `document.ingest` writes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from models.base import Base, Stamp
 
 
 class Document(Base):
-    """A file as it was last uploaded under its name; `revision` counts the uploads that changed it."""
+    """The latest upload of a file under its name. `revision` counts the uploads that changed its content."""
 
     __tablename__ = "document"
     __table_args__ = (
         CheckConstraint("octet_length(sha256) = 32", name="sha256"),
         CheckConstraint("size_bytes = octet_length(content)", name="size_bytes"),
         CheckConstraint("revision >= 1", name="revision"),
-        # the upload of a name that is there replaces it
+        # An upload under an existing name replaces the document.
         UniqueConstraint("name"),
     )
 
@@ -35,12 +35,12 @@ class Document(Base):
 
 
 class DocumentChunk(Base):
-    """A piece of a document. Words are not stemmed ('simple'): documents come in any language."""
+    """A part of a document's text. Words are not stemmed ('simple'), because documents come in any language."""
 
     __tablename__ = "document_chunk"
     __table_args__ = (
         CheckConstraint("position >= 0", name="position"),
-        # GET /api/knowledge/search
+        # Used by the search (GET /api/knowledge/search).
         Index("ix_document_chunk_words", "words", postgresql_using="gin"),
     )
 

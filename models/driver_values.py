@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID, SafeUUID
@@ -11,34 +12,35 @@ from psycopg2.extensions import new_type, register_type
 from sqlalchemy.pool import ConnectionPoolEntry
 
 
-class Unreadable(str):
-    """JSON that PostgreSQL holds and Python cannot: a number of 5,000 digits, 3,000 levels. As it is written.
+class UnparsableJson(str):
+    """The text of JSON that PostgreSQL stores but Python cannot parse: a number of 5,000 digits, 3,000 nested lists.
 
-    Whoever reads a batch must not fail over one of its rows.
+    Reading a batch must not fail because of one of its rows.
     """
 
 
-def read_json(written: str) -> Any:
-    """With nothing around it: `json.loads` spends more time on looking for that. Only `json` keeps what was there."""
+def parse_json(written: str) -> Any:
+    """Return the value of a JSON column, or its text as `UnparsableJson`.
+
+    `raw_decode` does not look for whitespace around the value, which saves time. A column of the type `jsonb` has none;
+    a column of the type `json` may have some, and is then decoded in a second attempt.
+    """
     try:
         return _DECODER.raw_decode(written)[0]
     except (ValueError, RecursionError):
-        return _read_with_care(written)
+        try:
+            return _DECODER.decode(written)
+        except (ValueError, RecursionError):
+            return UnparsableJson(written)
 
 
-def read_ids(connection: Any, _record: ConnectionPoolEntry) -> None:
-    """On this connection, from now on."""
-    register_type(_ID, connection)
+def register_uuid_parser(connection: Any, _record: ConnectionPoolEntry) -> None:
+    """Make a new connection of the driver return uuid values as `UUID`."""
+    register_type(_UUID_TYPE, connection)
 
 
-def _read_with_care(written: str) -> Any:
-    try:
-        return _DECODER.decode(written)
-    except (ValueError, RecursionError):
-        return Unreadable(written)
-
-
-def _read_id(written: str | bytes | None, _cursor: Any) -> UUID | None:
+def _parse_uuid(written: str | bytes | None, _cursor: Any) -> UUID | None:
+    """Return what `UUID(written)` would, without its checks."""
     if not isinstance(written, str):
         return None
     made = object.__new__(UUID)
@@ -48,16 +50,21 @@ def _read_id(written: str | bytes | None, _cursor: Any) -> UUID | None:
 
 
 def array(values: Iterable[Any]) -> str:
-    """As the value of a parameter that the statement casts to an array type."""
+    """Return values as the text of a PostgreSQL array; the statement casts the parameter to the array's type."""
     given = list(values)
-    if len(set(given)) == 1:  # in most columns
+    if len(set(given)) == 1:  # true for most columns of a batch
         return "{" + ",".join([_element(given[0])] * len(given)) + "}"
     return "{" + ",".join(map(_element, given)) + "}"
 
 
 def array_of_ids(ids: Iterable[str | UUID]) -> str:
-    """Without a look at what is in them: the cast to uuid[] takes nothing else."""
+    """Return ids as the text of a PostgreSQL array. Nothing is escaped: the cast to uuid[] rejects everything else."""
     return "{" + ",".join([id_ if isinstance(id_, str) else id_.hex for id_ in ids]) + "}"
+
+
+def storable(text: str) -> str:
+    """Replace what PostgreSQL cannot store in a text: NUL characters and unpaired surrogates."""
+    return _NOT_STORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _element(value: Any) -> str:
@@ -67,6 +74,7 @@ def _element(value: Any) -> str:
     return f'"{written}"'
 
 
+_NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 _UNKNOWN: Final = SafeUUID.unknown
 _DECODER: Final = json.JSONDecoder()
-_ID: Final = new_type((2950,), "celeriac_id", _read_id)  # the type uuid
+_UUID_TYPE: Final = new_type((2950,), "celeriac_uuid", _parse_uuid)  # 2950 is the oid of the type uuid

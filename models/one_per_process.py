@@ -1,4 +1,4 @@
-"""One of a kind in each process: a thread that works in the background, with all that it owns."""
+"""Background threads of which each process has one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import settings
 
 
 class Background(Protocol):
+    """An object with a background thread, and the settings that it was made for."""
+
     @property
     def settings(self) -> settings.Settings: ...
 
@@ -21,17 +23,17 @@ B = TypeVar("B", bound=Background)
 
 
 class OnePerProcess(Generic[B]):
-    """Made when it is first asked for, and anew under other settings.
+    """Makes the object at the first call, and again if the settings have changed.
 
-    A forked child has neither its parent's thread nor a right to its lock: it begins again.
+    A forked child has no copy of its parent's thread, and the lock may be held for ever: it starts with new ones.
     """
 
     def __init__(self, make: Callable[[settings.Settings], B]) -> None:
         self._make = make
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self.made: B | None = None
 

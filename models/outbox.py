@@ -1,22 +1,31 @@
-"""The outbox: what is to be told to the world outside, written in the transaction that made it true.
+"""The outbox: messages to other systems, written in the same transaction as the change that they report.
 
-`INSERT INTO outbox_event (destination, payload) VALUES (…)` is a complete event: NEW, due at once, with no lease.
+`INSERT INTO outbox_event (destination, payload) VALUES (…)` is a complete event: NEW, due now, without a lease. An
+event is published at least once. It can be claimed while it is NEW or RETRYING, due, and without a live lease. The
+claim writes a lease token, and only its holder may write SENT, RETRYING or DEAD.
 """
 
 from __future__ import annotations
 
 import uuid
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import HOT, Base, Json, JsonObject, Stamp, status_check
+from models.base import FREQUENT_UPDATES, Base, Json, JsonObject, Stamp, status_check
 from models.status import EventStatus
+
+_DUE_AT: Final = text("coalesce(next_retry_at, '-infinity')")
+_UNORDERED: Final = text("status IN ('NEW', 'RETRYING') AND ordering_key IS NULL")
+_ORDERED: Final = text("ordering_key IS NOT NULL AND status <> 'SENT'")
+_IDENTITY: Final = text("coalesce(dedup_key, payload_sha)")
+_IDENTIFIED: Final = text("status = 'SENT' AND coalesce(dedup_key, payload_sha) IS NOT NULL")
 
 
 class OutboxEvent(Base):
-    """One message to one destination. Claimable (P17): NEW or RETRYING, due, and without a live lease."""
+    """One message to one destination."""
 
     __tablename__ = "outbox_event"
     __table_args__ = (
@@ -25,39 +34,21 @@ class OutboxEvent(Base):
         CheckConstraint("(lease_token IS NULL) = (lease_until IS NULL)", name="lease"),
         CheckConstraint("status IN ('NEW', 'RETRYING') OR lease_token IS NULL", name="final_holds_no_lease"),
         CheckConstraint("attempt_count >= 0", name="attempt_count"),
-        # The relay claims what is unsent, destination by destination, oldest due first. A destination is a range of its
-        # own, so one that is left out costs nothing, and events scheduled for later lie behind the end of the range: a
-        # claim of 200 among 1,000,000 sent, 1,000,000 scheduled and 100,000 due events costs what it costs without a
-        # history. The lease columns are in no index, so claiming and renewing stay HOT.
-        Index(
-            "ix_outbox_event_unsent",
-            "destination",
-            text("coalesce(next_retry_at, '-infinity')"),
-            "id",
-            postgresql_where=text("status IN ('NEW', 'RETRYING') AND ordering_key IS NULL"),
-        ),
-        # Ordered keys are claimed by their head (P20): the first of each key that is not SENT. Those behind it are in
-        # nobody's way.
-        Index(
-            "ix_outbox_event_ordered",
-            "destination",
-            "ordering_key",
-            "id",
-            postgresql_where=text("ordering_key IS NOT NULL AND status <> 'SENT'"),
-        ),
-        # A destination that answers again: what failed because it did not is due at once (P19).
+        # The relay claims unsent events by destination, the longest due first. Each destination is a range of its own,
+        # so skipping one costs nothing. Events scheduled for later lie behind the end of the range: a claim of 200
+        # among 1,000,000 sent, 1,000,000 scheduled and 100,000 due events costs as much as in an empty table. No index
+        # has the lease columns, so claiming and renewing stay heap-only updates.
+        Index("ix_outbox_event_unsent", "destination", _DUE_AT, "id", postgresql_where=_UNORDERED),
+        # Of each ordering key only the first event that is not SENT can be claimed.
+        Index("ix_outbox_event_ordered", "destination", "ordering_key", "id", postgresql_where=_ORDERED),
+        # When a destination answers again, its failed events become due at once.
         Index("ix_outbox_event_retrying", "destination", postgresql_where=text("status = 'RETRYING'")),
-        # check_dedup: was this sent to this destination? Wake-ups carry no payload_sha and stay out of it.
-        Index(
-            "ix_outbox_event_dedup",
-            "destination",
-            text("coalesce(dedup_key, payload_sha)"),
-            postgresql_where=text("status = 'SENT' AND coalesce(dedup_key, payload_sha) IS NOT NULL"),
-        ),
-        # Pruning takes the oldest; an operator looks at the dead.
+        # check_dedup looks for a SENT event. Wake-ups have no payload_sha, so they are not in it.
+        Index("ix_outbox_event_dedup", "destination", _IDENTITY, postgresql_where=_IDENTIFIED),
+        # Pruning deletes the oldest SENT events; operators list the dead ones.
         Index("ix_outbox_event_sent", "sent_at", postgresql_where=text("status = 'SENT'")),
         Index("ix_outbox_event_dead", "id", postgresql_where=text("status = 'DEAD'")),
-        {"postgresql_with": HOT},
+        {"postgresql_with": FREQUENT_UPDATES},
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
@@ -65,7 +56,7 @@ class OutboxEvent(Base):
     payload: Mapped[Json]
     payload_sha: Mapped[str | None]
     headers: Mapped[JsonObject]
-    # "C": the order of its bytes, which is also the order of Python's strings
+    # "C" sorts by bytes, which is also how Python sorts strings.
     ordering_key: Mapped[str | None] = mapped_column(Text(collation="C"))
     status: Mapped[EventStatus] = mapped_column(server_default="NEW")
     attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
@@ -82,10 +73,10 @@ class OutboxEvent(Base):
 
 
 class OutboxAudit(Base):
-    """What became of one attempt to send, by its `outbox_flush_*` code. An error of the whole claim names no event."""
+    """The result of one attempt to send: an `outbox_flush_*` code. An error of a whole claim has no event."""
 
     __tablename__ = "outbox_audit"
-    # The audit of one event, on its page and when it is pruned.
+    # Reads or prunes the audit of one event.
     __table_args__ = (Index("ix_outbox_audit_outbox_id", "outbox_id"),)
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)

@@ -1,147 +1,144 @@
 """Statements of the hot path, planned once per connection instead of once per call.
 
-Planning a claim takes longer than claiming one task. psycopg2 knows no prepared statements, so they are prepared in
-SQL, on each connection when it first needs them, and only on connections of our own making. A pooler that hands every
-transaction another connection (PgBouncer in transaction mode) does not keep them: LEDGER_PREPARED_STATEMENTS=false
-sends the text each time.
+Planning a claim takes longer than claiming one task. psycopg2 has no prepared statements, so we send PREPARE ourselves,
+on each connection when it first needs the statement, and only on connections of our own engines. A pooler that gives
+each transaction another connection (PgBouncer in transaction mode) loses prepared statements: with
+LEDGER_PREPARED_STATEMENTS=false the text is sent each time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, CursorResult, TextClause
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import DBAPIError
 
 import settings
-from models.database_errors import as_sqlalchemy_says_it
-from models.engine import is_at_once, is_ours
+from models.database_errors import wrap_driver_error
+from models.engine import is_autocommit, is_ours
 from models.sql import sql
 
+Values = Mapping[str, Any]
+Answer = TypeVar("Answer")
 _KEY: Final = "celeriac_prepared"
-_NOT_THERE: Final = "26000"  # no such prepared statement
-_STALE: Final = {_NOT_THERE, "0A000"}  # cached plan must not change result type
+_NOT_PREPARED: Final = "26000"  # invalid_sql_statement_name
+_STALE: Final = {_NOT_PREPARED, "0A000"}  # feature_not_supported: "cached plan must not change result type"
 _numbers = itertools.count()
 _NUMBERED: Final = PGDialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
 
 
 class Prepared:
-    """One statement of the ledger. The type of each parameter follows from its place; where it does not, use a CAST."""
+    """A statement of the ledger. PostgreSQL infers the type of each parameter; use a CAST where it cannot."""
 
     def __init__(self, statement: str, *, before: str = "") -> None:
-        """`before` is sent along each time, in the same round trip: a statement without parameters, with its `;`."""
+        """`before` is sent in front of the statement each time: SQL without parameters that ends with a semicolon."""
         self.text: Final = sql(before + statement)
         self._before = before
         self._statement = sql(statement)
         self._by_schema: dict[str, _Compiled] = {}
 
-    def execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
+    def execute(self, connection: Connection, values: Values) -> CursorResult[*tuple[Any, ...]]:
+        """Execute it through SQLAlchemy."""
         if not _prepares(connection):
             return connection.execute(self.text, values)
-        try:
-            return self._execute(connection, values)
-        except DBAPIError as error:
-            if not _may_be_sent_again(connection, error):
-                raise
-            return self._execute(connection, values)
+        return _repeat_if_stale(self._execute, connection, values)
 
-    def row(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
-        """Its one row. Where it is a transaction by itself, on a connection of ours, it goes straight to the driver.
+    def row(self, connection: Connection, values: Values) -> Sequence[Any]:
+        """Return its only row; on a connection of `autocommit`, ask the driver directly.
 
-        What SQLAlchemy does around a statement takes as long as a small statement. In a transaction of the caller it
-        is done all the same: the caller's log and tracing want to see what is in it.
+        SQLAlchemy's work around a statement takes as long as a small statement. In a transaction of the caller it is
+        used all the same, because the caller's logging and tracing expect to see every statement.
         """
-        if not (is_at_once(connection) and _prepares(connection)):
+        if not (is_autocommit(connection) and _prepares(connection)):
             return self.execute(connection, values).one()
-        try:
-            return self._row(connection, values)
-        except DBAPIError as error:
-            if not _may_be_sent_again(connection, error):
-                raise
-            return self._row(connection, values)
+        return _repeat_if_stale(self._row, connection, values)
 
-    def _execute(self, connection: Connection, values: Mapping[str, Any]) -> CursorResult[*tuple[Any, ...]]:
-        return connection.exec_driver_sql(self.executing(self._prepared(connection)), dict(values))
+    def rows(self, connection: Connection, values: Values) -> Sequence[Sequence[Any]]:
+        """Return all of its rows as the driver's tuples."""
+        result = self.execute(connection, values)
+        rows = result.cursor.fetchall()
+        result.close()
+        return rows
 
-    def _row(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any]:
-        text = self.executing(self._prepared(connection))
+    def prepare_text(self, name: str) -> str:
+        return f"PREPARE {name}{self._compiled().prepare}"
+
+    def execute_text(self, name: str) -> str:
+        return name.join(self._compiled().execute)
+
+    def _execute(self, connection: Connection, values: Values) -> CursorResult[*tuple[Any, ...]]:
+        return connection.exec_driver_sql(self.execute_text(self._prepare(connection)), dict(values))
+
+    def _row(self, connection: Connection, values: Values) -> Sequence[Any]:
+        text = self.execute_text(self._prepare(connection))
         driver: Any = connection.connection.dbapi_connection
         try:
             with driver.cursor() as cursor:
                 cursor.execute(text, values)
                 row: Sequence[Any] = cursor.fetchone()
         except connection.dialect.loaded_dbapi.Error as error:
-            raise as_sqlalchemy_says_it(error, connection) from error
+            raise wrap_driver_error(error, connection) from error
         return row
 
-    def rows(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        """All of its rows, as the driver makes them."""
-        result = self.execute(connection, values)
-        rows = result.cursor.fetchall()
-        result.close()
-        return rows
-
-    def _prepared(self, connection: Connection) -> str:
-        """Under which name this connection knows it."""
+    def _prepare(self, connection: Connection) -> str:
+        """Prepare it unless this connection has done so, and return its name there."""
         known: dict[str, str] = connection.info.setdefault(_KEY, {})
         compiled = self._compiled()
         if compiled.name not in known:
-            name = f"{compiled.name}_{next(_numbers)}"  # never tried before: a time limit may strike before it is known
-            connection.exec_driver_sql(self.preparing(name))
+            # A new name each time: if a time limit strikes before the name is noted, the server already knows it.
+            name = f"{compiled.name}_{next(_numbers)}"
+            connection.exec_driver_sql(self.prepare_text(name))
             known[compiled.name] = name
         return known[compiled.name]
-
-    def preparing(self, name: str) -> str:
-        return f"PREPARE {name}{self._compiled().prepares}"
-
-    def executing(self, name: str) -> str:
-        return name.join(self._compiled().executes)
 
     def _compiled(self) -> _Compiled:
         schema = settings.current().ledger_schema
         if schema not in self._by_schema:
-            self._by_schema[schema] = _Compiled.of(self._statement, self._before)
+            self._by_schema[schema] = _compile(self._statement, self._before)
         return self._by_schema[schema]
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """A statement in the current schema: its name on every connection, and the texts that prepare and execute it."""
+class _Compiled(NamedTuple):
+    """A statement in the current schema: what its names begin with, and the texts that prepare and execute it."""
 
     name: str
-    prepares: str
-    executes: tuple[str, str]
+    prepare: str
+    execute: tuple[str, str]
 
-    @classmethod
-    def of(cls, statement: TextClause, before: str) -> _Compiled:
-        compiled = statement.compile(dialect=_NUMBERED)
-        arguments = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
-        return cls(
-            f"celeriac_{hashlib.sha256(statement.text.encode()).hexdigest()[:16]}",
-            f" AS {compiled}".replace("%", "%%"),
-            (f"{before} EXECUTE ", f"({arguments})"),
-        )
+
+def _compile(statement: TextClause, before: str) -> _Compiled:
+    compiled = statement.compile(dialect=_NUMBERED)
+    arguments = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
+    return _Compiled(
+        f"celeriac_{hashlib.sha256(statement.text.encode()).hexdigest()[:16]}",
+        f" AS {compiled}".replace("%", "%%"),
+        (f"{before} EXECUTE ", f"({arguments})"),
+    )
 
 
 def was_dropped(error: DBAPIError) -> bool:
-    """The server knew no plan of that name. The next transaction makes it anew."""
-    return getattr(error.orig, "pgcode", None) == _NOT_THERE
+    """Return True if the server no longer has the prepared statement. The next transaction prepares it again."""
+    return getattr(error.orig, "pgcode", None) == _NOT_PREPARED
 
 
-def _may_be_sent_again(connection: Connection, error: DBAPIError) -> bool:
-    """A plan that the server has dropped (DEALLOCATE), or that no longer fits the schema, is made anew the next time.
+def _repeat_if_stale(run: Callable[[Connection, Values], Answer], connection: Connection, values: Values) -> Answer:
+    """Forget a plan that was dropped (DEALLOCATE) or no longer fits the schema.
 
-    That is now, where the statement was alone in its transaction.
+    The statement is repeated at once if it was alone in its transaction; otherwise the transaction is aborted.
     """
-    if getattr(error.orig, "pgcode", None) not in _STALE:
-        return False
-    connection.info.pop(_KEY, None)
-    return is_at_once(connection)
+    try:
+        return run(connection, values)
+    except DBAPIError as error:
+        if getattr(error.orig, "pgcode", None) not in _STALE:
+            raise
+        connection.info.pop(_KEY, None)
+        if not is_autocommit(connection):
+            raise
+        return run(connection, values)
 
 
 def _prepares(connection: Connection) -> bool:

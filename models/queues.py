@@ -1,4 +1,4 @@
-"""What an operator has decided about a queue: paused, or limited."""
+"""What an operator has set for a queue: a pause or a limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from models.base import Actor, Base, Stamp
 
 
 class QueuePause(Base):
-    """A queue that an operator stopped. The row is the pause."""
+    """A paused queue. It is paused as long as the row exists."""
 
     __tablename__ = "queue_pause"
 
@@ -20,7 +20,7 @@ class QueuePause(Base):
 
 
 class QueueLimit(Base):
-    """How many tasks of a queue may run at once. No row: as many as there are workers."""
+    """How many tasks of a queue may run at the same time. Without a row there is no limit."""
 
     __tablename__ = "queue_limit"
     __table_args__ = (CheckConstraint("max_running >= 0", name="max_running"),)

@@ -1,4 +1,7 @@
-"""The coordinator's log of transactions in other systems (P25): presumed abort, the ledger decides."""
+"""The log of transactions in other systems. The ledger decides; a transaction without a decision is aborted.
+
+See docs/protocol.md, Two-phase.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from models.base import Base, EnumText, JsonObject, Stamp, status_check
 
 
 class Decision(StrEnum):
-    """What the ledger decided, once and for ever. None yet means abort, if anybody has to ask."""
+    """What the ledger decided. A decision never changes; without one, recovery aborts."""
 
     COMMIT = "commit"
     ABORT = "abort"
 
 
 class SinkState(StrEnum):
-    """What is known of the sink's side. `open`: the handle is durable, PREPARE may or may not have happened."""
+    """What is known about the sink. `open`: the handle is stored, and PREPARE may or may not have happened."""
 
     OPEN = "open"
     PREPARED = "prepared"
@@ -30,7 +33,7 @@ class SinkState(StrEnum):
 
 
 class SinkTransaction(Base):
-    """One attempt's transaction in one sink, by its gid."""
+    """The transaction of one attempt in one sink, identified by its gid."""
 
     __tablename__ = "sink_transaction"
     __table_args__ = (
@@ -44,9 +47,9 @@ class SinkTransaction(Base):
             " WHEN 'aborted' THEN decision IS NOT DISTINCT FROM 'abort' ELSE true END",
             name="state_follows_decision",
         ),
-        # Is the effect of this task visible yet; which gids must be aborted before reclaim frees it.
+        # Finds the transactions of a task: reclaim must abort them before it frees the task.
         Index("ix_sink_transaction_task_id", "task_id"),
-        # Recovery looks at what is not done, a handful of rows in a table that keeps all of them.
+        # Recovery reads the unfinished rows, which are few in a table that keeps all.
         Index(
             "ix_sink_transaction_unfinished",
             "created_at",

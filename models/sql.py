@@ -1,8 +1,8 @@
-"""SQL of the ledger, for any schema and any `search_path`.
+"""SQL statements of the ledger, for any schema and any `search_path`.
 
-A statement names our tables, sequences and functions as `ledger.NAME`. `sql` makes a statement of it like SQLAlchemy's
-`text`; when it is executed, `ledger.` becomes the schema of the installation (LEDGER_SCHEMA). So a statement finds our
-tables through the caller's own engine too, whatever that engine's `search_path` is.
+A statement names our tables, sequences and functions as `ledger.NAME` and is made with `sql`, which works like
+SQLAlchemy's `text`. When it is executed, `ledger.` becomes the schema of the installation (LEDGER_SCHEMA). So a
+statement finds our tables through the caller's engine too, whatever the `search_path` of that engine is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLACEHOLDER: Final = re.compile(r"\bledger\.(?=[a-z_])")
 
 
 class LedgerText(TextClause):
-    """A `text` whose schema is filled in when it is compiled; SQLAlchemy's cache keeps the schemas apart."""
+    """A `text` that gets its schema when it is compiled. SQLAlchemy's cache keeps schemas apart."""
 
     inherit_cache = True
 
@@ -39,10 +39,10 @@ class LedgerText(TextClause):
 
 
 def sql(statement: str) -> TextClause:
-    """Return a statement of the ledger. Parameters are `:name`, as in `sqlalchemy.text`."""
+    """Return a statement of the ledger. Parameters are written as `:name`."""
     return LedgerText(statement)
 
 
 def qualified(statement: str, schema: str) -> str:
-    """Fill in the schema. Its name was checked with the settings and needs no escaping."""
+    """Replace `ledger.` by the schema. Its name was checked with the settings and needs no escaping."""
     return _PLACEHOLDER.sub(f'"{schema}".', statement)

@@ -1,6 +1,6 @@
-"""The states of a task and of an event, and the ways between them (P1).
+"""The statuses of a task and of an outbox event, and the transitions between them (docs/protocol.md, States).
 
-Status set = these enums = the SQL CHECKs = the JSON values; `tests/models/test_status.py` holds them together.
+The enums, the CHECKs of the schema and the JSON values are the same sets; `tests/models/test_status.py` compares them.
 
     task    QUEUED ─► RUNNING ─► SUCCEEDED                  event   NEW ─► SENT
               ▲          ├─────► RETRYING ─► RUNNING                 ├───► RETRYING ─► SENT
@@ -16,7 +16,7 @@ from typing import Final
 
 
 class TaskStatus(StrEnum):
-    """Where a task stands."""
+    """The status of a task."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -27,7 +27,7 @@ class TaskStatus(StrEnum):
 
 
 class EventStatus(StrEnum):
-    """Where an outbox event stands."""
+    """The status of an outbox event."""
 
     NEW = "NEW"
     RETRYING = "RETRYING"

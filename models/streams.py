@@ -1,4 +1,4 @@
-"""Consumers of streams: their checkpoints, and the lease on each shard."""
+"""Consumers of streams: their checkpoints, and the leases on shards."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from models.base import Base, JsonObject, Stamp, lease_check
 
 
 class Checkpoint(Base):
-    """A point from which a stream's consumer can start again: its offsets and its state belong together."""
+    """Offsets and state from which the consumer of a stream can start again. They belong together."""
 
     __tablename__ = "checkpoint"
     __table_args__ = (
         CheckConstraint("shard >= 0", name="shard"),
-        # Restoring reads the newest of one shard.
+        # Reads the newest checkpoint of a shard.
         Index("ix_checkpoint_newest", "stream", "shard", "id"),
     )
 
@@ -32,7 +32,7 @@ class Checkpoint(Base):
 
 
 class ShardLease(Base):
-    """Who alone may consume this shard of this stream."""
+    """The right to consume one shard of a stream."""
 
     __tablename__ = "shard_lease"
     __table_args__ = (CheckConstraint("shard >= 0", name="shard"), lease_check())

@@ -1,7 +1,13 @@
-"""The tasks, their history, and the leases on them (P1, P2).
+"""Tasks, their history, and the leases on them.
 
-No foreign keys: a queue table that locks the rows of another in every insert is a slow queue table. No index on a
-column that only a lease touches: reclaim finds the tasks of a lost lease through `task_lease.task_ids`.
+`ingest_task` is authoritative: a task exists if its row is committed, and its status is the one in the row. A broker
+message only says that a task may run. `task_lease` is the right to run a batch of RUNNING tasks. Its token is in every
+statement of its holder: a statement that finds another token in the task's row updates nothing, which means that the
+lease is lost and the holder must stop. An expired lease can be reclaimed; until that happens its holder may still
+settle.
+
+There are no foreign keys: each insert would lock rows of another table. No index covers a column that only claiming and
+settling change: reclaim finds the tasks of a lost lease through `task_lease.task_ids`.
 """
 
 from __future__ import annotations
@@ -23,31 +29,33 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import HOT, Actor, Base, Json, JsonObject, Stamp, quoted, status_check
+from models.base import FREQUENT_UPDATES, Actor, Base, Json, JsonObject, Stamp, sql_literals, status_check
 from models.status import TASK_TRANSITIONS, TaskStatus
 
 
 def _transition_rule() -> str:
-    """The pairs of TASK_TRANSITIONS as a CASE. (A chain of ORs would be NULL where from_status is, and NULL passes.)"""
-    ways = []
+    """Return TASK_TRANSITIONS as a CASE. (A chain of ORs would be NULL if from_status is, and a CHECK accepts NULL.)"""
+    cases = []
     for source, targets in TASK_TRANSITIONS.items():
         if targets:
             condition = "from_status IS NULL" if source is None else f"from_status = '{source}'"
-            ways.append(f"WHEN {condition} THEN to_status IN ({quoted(*sorted(targets))})")
-    return f"CASE {' '.join(ways)} ELSE false END"
+            cases.append(f"WHEN {condition} THEN to_status IN ({sql_literals(sorted(targets))})")
+    return f"CASE {' '.join(cases)} ELSE false END"
 
 
-# As PostgreSQL writes it, line by line: Alembic compares the texts.
-_DUE_AT: Final = """(
+# Exactly as PostgreSQL prints it, because Alembic compares the texts.
+_DUE_AT: Final = text("""(
 CASE
 WHEN partition_key IS NULL THEN coalesce(next_retry_at, '-infinity')
 ELSE 'infinity'
-END)"""
+END)""")
+_OPEN: Final = text("status IN ('QUEUED', 'RETRYING')")
+_KEYED_AND_UNFINISHED: Final = text("partition_key IS NOT NULL AND status NOT IN ('SUCCEEDED', 'DISCARDED')")
 KEY_SEQ: Final = Sequence("ingest_task_key_seq", metadata=Base.metadata)
 
 
 class IngestTask(Base):
-    """One promised piece of work. Its id is made by the submitter (P10), so that all lanes agree on it."""
+    """A promised piece of work. The submitter makes its id, so that every way of submitting gives a key the same id."""
 
     __tablename__ = "ingest_task"
     __table_args__ = (
@@ -57,8 +65,8 @@ class IngestTask(Base):
             "(status IN ('SUCCEEDED', 'DEAD', 'DISCARDED')) = (finished_at IS NOT NULL)", name="final_is_finished"
         ),
         CheckConstraint(
-            "CASE status WHEN 'RETRYING' THEN next_retry_at IS NOT NULL"
-            " WHEN 'SUCCEEDED' THEN next_retry_at IS NULL WHEN 'DEAD' THEN next_retry_at IS NULL ELSE true END",
+            "CASE status WHEN 'RETRYING' THEN next_retry_at IS NOT NULL WHEN 'SUCCEEDED' THEN next_retry_at IS NULL"
+            " WHEN 'DEAD' THEN next_retry_at IS NULL ELSE true END",
             name="next_retry_at",
         ),
         CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
@@ -68,29 +76,17 @@ class IngestTask(Base):
         CheckConstraint("(last_error IS NULL) = (error_message IS NULL)", name="error_together"),
         CheckConstraint("length(last_error) <= 4000", name="last_error"),
         CheckConstraint("length(error_message) <= 500", name="error_message"),
-        # The guard's topping up, reclaim and "how long does the oldest wait" range over the due of one queue and
-        # type. Tasks that are not due yet lie behind the range, so a million of them cost nothing; so do tasks with a
-        # partition key, which wait for each other.
-        Index(
-            "ix_ingest_task_due",
-            "queue",
-            "type",
-            text(_DUE_AT),
-            "id",
-            postgresql_where=text("status IN ('QUEUED', 'RETRYING')"),
-        ),
-        # Who is the first of its partition key, and who comes next (P9). What is done is not in it.
-        Index(
-            "ix_ingest_task_key",
-            "partition_key",
-            "key_seq",
-            postgresql_where=text("partition_key IS NOT NULL AND status NOT IN ('SUCCEEDED', 'DISCARDED')"),
-        ),
-        # Dead letters are listed by age, page by page, out of a table that holds millions of finished tasks.
+        # A claim that fills its batch, lost wake-ups and statistics read the due tasks of one queue and type. Tasks
+        # that are due later lie behind that range, so a million of them cost nothing. So do tasks with a partition key,
+        # which wait for each other.
+        Index("ix_ingest_task_due", "queue", "type", _DUE_AT, "id", postgresql_where=_OPEN),
+        # Finds the first task of a partition key, and the next one. Finished tasks are not in it.
+        Index("ix_ingest_task_key", "partition_key", "key_seq", postgresql_where=_KEYED_AND_UNFINISHED),
+        # Lists dead tasks by age, page by page, among millions of finished tasks.
         Index("ix_ingest_task_dead", "finished_at", "id", postgresql_where=text("status = 'DEAD'")),
-        # Pruning takes the oldest that are done.
+        # Pruning deletes the oldest finished tasks.
         Index("ix_ingest_task_done", "finished_at", postgresql_where=text("status IN ('SUCCEEDED', 'DISCARDED')")),
-        {"postgresql_with": HOT},
+        {"postgresql_with": FREQUENT_UPDATES},
     )
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
@@ -100,7 +96,7 @@ class IngestTask(Base):
     queue: Mapped[str] = mapped_column(server_default="ingest")
     priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("5"))
     partition_key: Mapped[str | None] = mapped_column(Text(collation="C"))
-    key_seq: Mapped[int | None] = mapped_column(BigInteger)  # drawn under a lock of its key: the order of commits
+    key_seq: Mapped[int | None] = mapped_column(BigInteger)  # drawn under a lock of the key: the order of commits
     idempotency_key: Mapped[str | None]
     status: Mapped[TaskStatus] = mapped_column(server_default="QUEUED")
     attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
@@ -126,7 +122,7 @@ class IngestTaskTransition(Base):
     __table_args__ = (
         CheckConstraint(_transition_rule(), name="way"),
         CheckConstraint("attempt_count >= 0", name="attempt_count"),
-        # One index for the history of a task, in its order, and for pruning it: every change of a task writes here.
+        # One index both reads the history of a task in order and prunes it: every change of a task inserts here.
         PrimaryKeyConstraint("task_id", "id"),
     )
 
@@ -141,13 +137,16 @@ class IngestTaskTransition(Base):
 
 
 class TaskLease(Base):
-    """The right to run and settle a batch of tasks (P2). Renewal touches this one row; reclaim scans this small table.
+    """The right to run and settle a batch of tasks. Renewing updates this one row; reclaim scans this small table.
 
-    No index on `lease_until`: the table holds one row per running batch, and renewals stay HOT.
+    There is no index on `lease_until`: the table has one row per running batch, and renewals stay heap-only updates.
     """
 
     __tablename__ = "task_lease"
-    __table_args__ = (CheckConstraint("priority BETWEEN 0 AND 9", name="priority"), {"postgresql_with": HOT})
+    __table_args__ = (
+        CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
+        {"postgresql_with": FREQUENT_UPDATES},
+    )
 
     token: Mapped[uuid.UUID] = mapped_column(primary_key=True)
     holder: Mapped[str]
@@ -157,13 +156,14 @@ class TaskLease(Base):
     queue: Mapped[str]
     priority: Mapped[int] = mapped_column(SmallInteger)
     claimed_at: Mapped[Stamp]
-    last_wakeup_at: Mapped[datetime | None]  # of the latest of the tasks that its own message named
+    last_wakeup_at: Mapped[datetime | None]  # the latest among the tasks that the message named
 
 
 class WakeupHorizon(Base):
-    """How far the broker has come with the wake-ups of a queue and priority (P8): what was woken before and waits is lost.
+    """How far the broker has delivered the wake-ups of a queue and priority (docs/protocol.md, Lost wake-ups).
 
-    `seen_wakeup_at` was claimed at `seen_at`; once that is a grace ago, it becomes `passed_wakeup_at`.
+    A task whose last wake-up is older than `passed_wakeup_at` and that still waits has lost it. A task woken at
+    `seen_wakeup_at` was claimed at `seen_at`; when a grace has passed since, that becomes `passed_wakeup_at`.
     """
 
     __tablename__ = "wakeup_horizon"
@@ -176,10 +176,10 @@ class WakeupHorizon(Base):
 
 
 class TaskAudit(Base):
-    """What a holder tried and was refused, or did against the rules: `late_success`, a lost lease."""
+    """What a holder did after it had lost its lease, such as `late_success`."""
 
     __tablename__ = "task_audit"
-    # The audit of one task, on its page and when it is pruned.
+    # Reads or prunes the audit of one task.
     __table_args__ = (Index("ix_task_audit_task_id", "task_id"),)
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
@@ -191,20 +191,20 @@ class TaskAudit(Base):
 
 
 class TaskTombstone(Base):
-    """What is left of a pruned task that had a key: whoever submits the key again meets it (P10)."""
+    """The rest of a pruned task that had an idempotency key: submitting the key again returns this task."""
 
     __tablename__ = "task_tombstone"
-    # Stones, too, are pruned by age.
+    # Tombstones are pruned by age too.
     __table_args__ = (Index("ix_task_tombstone_created_at", "created_at"),)
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
     status: Mapped[TaskStatus]
-    payload_sha: Mapped[str]  # of the payload as PostgreSQL writes it
+    payload_sha: Mapped[str]  # the hash of the payload as PostgreSQL prints it
     created_at: Mapped[Stamp]
 
 
 class TaskStep(Base):
-    """The remembered result of one step of a task (P11): the first write wins, by the primary key."""
+    """The stored result of one step of a task, or the place in a loop."""
 
     __tablename__ = "task_step"
 

@@ -1,4 +1,4 @@
-"""Ticks: when each was last run, by which process, and how it ended."""
+"""Ticks: when each last ran, in which process, and how it ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models.base import Base, lease_check
 
 
 class Tick(Base):
-    """The single flight of a tick (P24). `holder` and `error` outlive the lease: who ran last, and how that ended."""
+    """The lease of a tick, which one process at a time may run. `holder` and `error` describe the last run."""
 
     __tablename__ = "tick"
     __table_args__ = (lease_check(),)
@@ -22,4 +22,4 @@ class Tick(Base):
     lease_until: Mapped[datetime | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
-    error: Mapped[str | None]  # None: it ended well
+    error: Mapped[str | None]  # NULL if it succeeded

@@ -1,6 +1,8 @@
-"""The work of Celeriac on Celery. `celery -A tasks` finds the application in `tasks/celery.py`.
+"""Exactly-once tasks on Celery and PostgreSQL: the names that handlers and submitters need.
 
-from tasks import handler, submit, Permanent, Snooze
+    from tasks import handler, submit, Permanent, Snooze
+
+`celery -A tasks` finds the Celery application in `tasks/celery.py`.
 """
 
 from models.errors import LeaseLost

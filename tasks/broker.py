@@ -1,4 +1,4 @@
-"""What the broker holds, how to empty it, and who consumes it. Redis and RabbitMQ alike."""
+"""Ask the broker, Redis or RabbitMQ: how many messages wait, and which workers consume which queues."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
+import settings
 from models.errors import Unreachable
 from tasks.celery import app
 
 
 def depths(queues: Iterable[str]) -> dict[str, int]:
-    """Messages that no worker has taken yet. A queue that was never declared is empty."""
+    """Count the messages of each queue that no worker has taken yet. A queue that was never declared has none."""
     with _connection() as connection:
-        return {queue: _depth(connection, queue) for queue in queues}
+        return {queue: _depth(connection, settings.current().broker_queue(queue)) for queue in queues}
 
 
 def purge(queue: str) -> int:
-    """Throw away what waits in a queue; returns how much it was."""
+    """Delete the messages that wait in a queue; return how many there were."""
     with _connection() as connection:
         try:
-            return int(connection.default_channel.queue_purge(queue) or 0)
+            return int(connection.default_channel.queue_purge(settings.current().broker_queue(queue)) or 0)
         except connection.channel_errors:
             return 0
 
 
 def consumed(*, patience_seconds: float) -> dict[str, set[str]]:
-    """Workers that answered in time, and the queues of each."""
-    with _connection() as connection:  # which knows when to give up; left to itself, `inspect` does not
+    """Return the workers that answered in time, and the queues of each."""
+    with _connection() as connection:  # without it, `inspect` would wait for an unreachable broker for ever
         answers = app.control.inspect(timeout=patience_seconds, connection=connection).active_queues() or {}
-    return {worker: {queue["name"] for queue in queues} for worker, queues in answers.items()}
+    prefix = settings.current().broker_queue("")
+    return {worker: {queue["name"].removeprefix(prefix) for queue in queues} for worker, queues in answers.items()}
 
 
 def _depth(connection: Any, queue: str) -> int:
-    with connection.channel() as channel:  # a queue that is not there costs the channel its life
-        if hasattr(channel, "_size"):  # Redis: kombu's passive declare forgets the prefix of the keys
+    with connection.channel() as channel:  # RabbitMQ closes the channel if the queue does not exist
+        if hasattr(channel, "_size"):  # Redis: kombu's passive declare ignores the key prefix
             return int(channel._size(queue))
         try:
             return int(channel.queue_declare(queue, passive=True).message_count)
@@ -46,7 +48,7 @@ def _depth(connection: Any, queue: str) -> int:
 
 @contextmanager
 def _connection() -> Iterator[Any]:
-    """A broker that is away is a sentence."""
+    """Connect to the broker; raise Unreachable instead of the driver's errors."""
     connection: Any = app.connection_for_read()
     lost: tuple[type[Exception], ...] = (OperationalError, *connection.connection_errors)
     try:

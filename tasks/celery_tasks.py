@@ -1,4 +1,4 @@
-"""What Celery knows: the task that runs tasks, and the ticks of beat on the `system` queue. Each calls one function."""
+"""The Celery tasks: `tasks.ingest` runs our tasks, the others are the ticks that beat sends to the `system` queue."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def ingest(ids: list[str]) -> None:
 
 @app.task(name="tasks.dead_letter")
 def dead_letter(task_id: str, error_code: str | None = None) -> None:
-    """A dead letter is there to be seen; whoever consumes the queue of dead letters all the same changes nothing."""
+    """Do nothing: dead letters are there to be seen, and a worker that consumes their queue must not fail."""
 
 
 @app.task(name="tasks.beat_seen", bind=True)
 def beat_seen(self: Task[[], None]) -> None:
-    """Beat, the broker and a system worker are alive, and the ledger knows it: `manage.py check` reads this."""
+    """Record that beat, the broker and a system worker are alive; `manage.py check` reads this."""
     ticks.record_beat(str(self.request.hostname or ""))
 
 
 @app.task(name="outbox.relay")
 def relay() -> None:
-    """One tick of the relay, unless another one is under way."""
+    """Publish due outbox events."""
     ticks.run("relay")
 
 
 @app.task(name="tasks.reclaim")
 def reclaim() -> None:
-    """Take over what was lost with its worker, and wake-up again for what was lost on the way."""
+    """Reclaim the leases of lost workers, and send lost wake-ups again."""
     ticks.run("reclaim")
 
 
 @app.task(name="tasks.prune")
 def prune() -> None:
-    """What is final, or sent, and whose retention is over goes away, in small batches."""
+    """Delete final tasks and sent events after their retention."""
     ticks.run("prune")

@@ -1,4 +1,4 @@
-"""What a worker does when it starts, and each of its child processes.
+"""Prepare a worker when it starts, and each of its child processes.
 
 Celery imports this module (`imports` in `celeryconfig.py`) before it sends `worker_init`, in workers only.
 """
@@ -43,13 +43,16 @@ def _start_worker(**_: Any) -> None:
 @signals.worker_ready.connect
 def _start_worker_watch(sender: Any, **_: Any) -> None:
     pool, child_pids = sender.pool, _child_pids[-1]
-    runs_ticks = "system" in app.amqp.queues.consume_from and settings.current().worker_run_ticks
+    runs_ticks = (
+        settings.current().broker_queue("system") in app.amqp.queues.consume_from
+        and settings.current().worker_run_ticks
+    )
 
     def children() -> set[int]:
         """Return the processes of the pool. One that is about to start has no pid; a thread pool has none."""
         return {pid for pid in pool.info.get("processes") or () if pid}
 
-    WorkerWatch(children, born=child_pids.received, runs_ticks=runs_ticks).start()
+    WorkerWatch(children, started=child_pids.received, runs_ticks=runs_ticks).start()
 
 
 @signals.worker_process_init.connect

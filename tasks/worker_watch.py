@@ -1,8 +1,9 @@
-"""The attendant: a thread in a worker's main process that looks after what nobody else notices at once.
+"""Watch over a worker from a thread of its main process.
 
-A child that was killed leaves a lease that would run out a minute later: the main process knows at once that the child
-is gone, and takes the lease over (P5). Beat is a convenience and no single point of failure: while no trace of it has
-been seen in the ledger for a few of its intervals, a worker that consumes `system` runs the ticks itself (P24).
+Two things would otherwise be noticed late. A killed child process leaves a lease that expires only after a minute; the
+main process knows at once that the child is gone, and reclaims its leases. And if beat has not been seen for a few of
+its intervals, a worker that consumes `system` runs the ticks itself, so beat is not a single point of failure
+(docs/protocol.md, Ticks).
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from models.engine import engine
 from tasks import ticks
 from tasks.core.holders import holder_of
 from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, intervals
-from tasks.recovery.reclaim import take_over
+from tasks.recovery.reclaim import reclaim_leases
 from tasks.recovery.tick_rows import BEAT, tick_age
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS: Final = 0.5
-LOOKS_AFTER_LOST: Final = 10
-SILENT_BEATS: Final = 4  # as `manage.py check` counts
+CHECK_SECONDS: Final = 0.5
+RECLAIMS_PER_CHILD: Final = 10
+SILENT_BEATS: Final = 4  # `manage.py check` uses the same number
 
 
 class ChildPids:
     """A pipe through which child processes report their pids. Create it before the first fork.
 
-    The watch looks at the pool twice a second, and some children do not live that long.
+    The watch reads the pool twice a second; some children live shorter than that.
     """
 
     _PID: Final = struct.Struct("i")  # short enough to be written and read as a whole
@@ -61,69 +62,71 @@ class ChildPids:
 
 
 class WorkerWatch:
-    """Of one worker. `children` says which processes its pool has now, `born` which it has got since."""
+    """The watch of one worker. `children` returns the pids of its pool, `started` those started since the last call."""
 
     def __init__(
-        self, children: Callable[[], set[int]], *, born: Callable[[], set[int]] = set, runs_ticks: bool
+        self, children: Callable[[], set[int]], *, started: Callable[[], set[int]] = set, runs_ticks: bool
     ) -> None:
         self.children = children
-        self.born = born
+        self.started = started
         self.runs_ticks = runs_ticks
         self._known: set[int] = set()
-        self._lost: dict[int, int] = {}  # and how often they are still looked after
+        self._lost: dict[int, int] = {}  # pid → how many more times its leases are reclaimed
         self._started_at = time.monotonic()
         self._due_at = dict.fromkeys(ticks.TICKS, 0.0)
-        self._look_at_beat_at = 0.0
-        self._complained: set[str] = set()
+        self._check_beat_at = 0.0
+        self._failing: set[str] = set()
         self._stopped = threading.Event()
 
     def start(self) -> None:
         self._known = self.children()
-        threading.Thread(target=self._run, name="attendant", daemon=True).start()
+        threading.Thread(target=self._run, name="worker-watch", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def look(self) -> None:
-        """Once, at each: one that fails does not keep us from the other."""
-        self._try("after children", self._take_over_from_lost_children)
+    def check(self) -> None:
+        """Do both jobs once; an error in one does not prevent the other."""
+        self._try("reclaim the leases of lost children", self._reclaim_from_lost_children)
         if self.runs_ticks:
-            self._try("after beat", self._tick_for_beat)
+            self._try("run ticks in place of beat", self._tick_for_beat)
 
     def _run(self) -> None:
-        while not self._stopped.wait(LOOK_SECONDS):
-            self.look()
+        while not self._stopped.wait(CHECK_SECONDS):
+            self.check()
 
-    def _try(self, what: str, look: Callable[[], None]) -> None:
+    def _try(self, what: str, job: Callable[[], None]) -> None:
+        """Log an error only when it begins: the next check may succeed."""
         try:
-            look()
-            self._complained.discard(what)
-        except Exception as error:  # the next look may succeed, and there is nobody to tell
-            if what not in self._complained:
-                logger.warning("the attendant could not look %s: %s", what, str(error).partition("\n")[0])
-            self._complained.add(what)
+            job()
+            self._failing.discard(what)
+        except Exception as error:
+            if what not in self._failing:
+                logger.warning("The worker watch cannot %s: %s", what, str(error).partition("\n")[0])
+            self._failing.add(what)
 
-    def _take_over_from_lost_children(self) -> None:
-        """More than once: a lease that somebody is locking at this moment is left out."""
-        self._known |= self.children() | self.born()
+    def _reclaim_from_lost_children(self) -> None:
+        """Reclaim several times for each lost child: a lease that is locked at this moment is skipped."""
+        self._known |= self.children() | self.started()
         lost = {pid for pid in self._known if _has_ended(pid)}
         self._known -= lost
-        self._lost |= dict.fromkeys(lost, LOOKS_AFTER_LOST)
-        self._lost = {pid: looks for pid, looks in self._lost.items() if pid not in self._known}  # a number used again
+        self._lost |= dict.fromkeys(lost, RECLAIMS_PER_CHILD)
+        self._lost = {pid: times for pid, times in self._lost.items() if pid not in self._known}  # a pid may be reused
         current = settings.current()
         if self._lost and current.ingest_reclaim_enabled:
-            found = take_over(engine(), current, holders=[holder_of(pid) for pid in self._lost])
+            found = reclaim_leases(engine(), current, holders=[holder_of(pid) for pid in self._lost])
             if found.leases:
-                logger.warning("a child was lost: %d tasks charged, %d isolated", found.charged, found.isolated)
-        self._lost = {pid: looks - 1 for pid, looks in self._lost.items() if looks > 1}
+                message = "A worker process died. Tasks that failed with it: %d; tasks that will run alone: %d."
+                logger.warning(message, found.charged, found.isolated)
+        self._lost = {pid: times - 1 for pid, times in self._lost.items() if times > 1}
 
     def _tick_for_beat(self) -> None:
-        """Asks for beat now and then; while it is silent, runs what is due."""
+        """Check beat every few seconds. While it is silent, run the ticks that are due."""
         now = time.monotonic()
-        if now >= self._look_at_beat_at and not self._is_beat_silent(now):
-            self._look_at_beat_at = now + BEAT_SEEN_SECONDS
+        if now < self._check_beat_at:
             return
-        if now < self._look_at_beat_at:
+        if not self._is_beat_silent(now):
+            self._check_beat_at = now + BEAT_SEEN_SECONDS
             return
         for name, due_at in self._due_at.items():
             if now >= due_at:
@@ -131,16 +134,14 @@ class WorkerWatch:
                 ticks.run(name)
 
     def _is_beat_silent(self, now: float) -> bool:
-        longest = SILENT_BEATS * BEAT_SEEN_SECONDS
         with engine().begin() as connection:
             age = tick_age(connection, BEAT)
-        if age is None:
-            return now - self._started_at > longest
-        return age.total_seconds() > longest
+        silent_seconds = now - self._started_at if age is None else age.total_seconds()
+        return silent_seconds > SILENT_BEATS * BEAT_SEEN_SECONDS
 
 
 def _has_ended(pid: int) -> bool:
-    """Also if nobody has fetched its exit code yet: the pool looks at that every five seconds."""
+    """Return True also for a zombie: the pool collects exit codes only every five seconds."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

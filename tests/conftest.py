@@ -1,4 +1,4 @@
-"""The servers of a test run: started once, in a temporary folder, never anybody else's."""
+"""Fixtures for the servers of a test run, which are started once, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 
 import settings
 from embedded.home import Home
-from embedded.part import Running
 from embedded.postgres import Postgres
 from embedded.roles import PORTS, SERVER_ROLES
+from embedded.shutdown import stop_programs
 from embedded.stack import embedded_servers
-from embedded.stop_parts import stop_parts
 from models import engine as engine_module
 from tests.another_postgres import another_postgres
 from tests.app import point_app_at
@@ -31,8 +30,8 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def home() -> Iterator[Home]:
-    """A home in a folder that `nobody` may walk to, for the fall-back of PostgreSQL without user namespaces."""
-    folder = Path(tempfile.mkdtemp(prefix="celeriac tests "))  # with a space: paths of users have them
+    """A home whose folder every account may enter: without user namespaces PostgreSQL runs under another account."""
+    folder = Path(tempfile.mkdtemp(prefix="celeriac tests "))  # with a space, as in the paths of some users
     folder.chmod(0o755)
     home = Home(folder / "home")
     home.create()
@@ -42,17 +41,17 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture(scope="session")
 def servers(home: Home) -> Iterator[ServersOfTests]:
-    """PostgreSQL, broker and receipt Redis; PostgreSQL without fsync, since no test of it pulls the plug."""
+    """PostgreSQL, the broker and the receipt Redis. PostgreSQL has no fsync: no test crashes the machine."""
     ports = home.ports(dict.fromkeys(PORTS, 0), wished={})
-    parts, addresses = embedded_servers(home, ports, configuration={"fsync": "off", "max_connections": "100"})
-    running = {part.role: Running(home, part) for part in parts}
+    programs, addresses = embedded_servers(home, ports, configuration={"fsync": "off", "max_connections": "100"})
+    running = {program.role: program.start(home) for program in programs}
     for role in SERVER_ROLES:
         wait_until(running[role].is_ready, f"{role} is ready", seconds=20)
     home.write_stack(addresses)
     yield ServersOfTests(home, running, addresses, Cluster(Postgres(home, ports["postgres"])))
-    stop_parts(home)
-    for part in running.values():
-        part.popen.wait(5)
+    stop_programs(home)
+    for child in running.values():
+        child.popen.wait(5)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +61,7 @@ def postgres(servers: ServersOfTests) -> Cluster:
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("another", marks=pytest.mark.guarantee)])
 def each_postgres(request: pytest.FixtureRequest, servers: ServersOfTests, home: Home) -> Iterator[Cluster]:
-    """For tests that run twice: on the embedded PostgreSQL and on another version, where there is one."""
+    """Run a test twice: on the embedded PostgreSQL and, if there is one, on another version."""
     if request.param == "embedded":
         yield servers.cluster
     else:
@@ -72,21 +71,21 @@ def each_postgres(request: pytest.FixtureRequest, servers: ServersOfTests, home:
 
 @pytest.fixture
 def empty_database(postgres: Cluster) -> Iterator[str]:
-    """The address of a database of its own, without a schema."""
+    """The address of a new database without our schema."""
     with postgres.temporary_database() as name:
         yield postgres.url(name)
 
 
 @pytest.fixture
 def database(postgres: Cluster) -> str:
-    """The address of the migrated database, emptied."""
+    """The address of the migrated database, after emptying it."""
     truncate_everything(postgres)
     return postgres.url(postgres.migrated)
 
 
 @pytest.fixture
 def stack(servers: ServersOfTests, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersOfTests]:
-    """This process, and what it starts, talk to the servers of the tests, which are empty."""
+    """Point this process and its children at the servers of the tests, after emptying them."""
     servers.home.write_stack({**servers.addresses, "DATABASE_URL": database})
     servers.flush_redis()
     monkeypatch.setenv("CELERIAC_HOME", str(servers.home.path))

@@ -1,8 +1,8 @@
-"""pytest-celery's fixtures with processes of this machine in them, and one worker per broker that the tests share.
+"""Fixtures for the ledger, and pytest-celery's fixtures with local processes instead of containers.
 
-Beyond the nodes two fixtures are replaced: there is no result backend, since results live in the ledger; and the app
-that talks to a worker has the project's settings, since a ping under another key prefix reaches nobody and still counts
-as answered by all.
+The tests share one worker per broker. Two more fixtures of pytest-celery are replaced: there is no result backend,
+because results are in the ledger; and the app that talks to a worker has the project's settings, because a ping under
+another key prefix reaches no worker and would still count as answered by all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import kombu.pools
 import pytest
 
 import failpoint
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks.core import batch_size
 from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, WorkerNode
 from tests.nodes.shared import SharedNodes, SharedRabbit
@@ -32,43 +32,51 @@ def nodes(
     servers: ServersOfTests, shared_rabbit: SharedRabbit, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedNodes]:
     migrated = servers.cluster.url(servers.cluster.migrated)
-    servers.home.write_stack({**servers.addresses, "DATABASE_URL": migrated})  # as `stack` does for each test
+    servers.home.write_stack({**servers.addresses, "DATABASE_URL": migrated})  # `stack` does the same for each test
     nodes = SharedNodes(tmp_path_factory.mktemp("nodes"), ledger=servers.home, rabbit=shared_rabbit)
     yield nodes
     nodes.end()
 
 
-class QuickUntilSeen(dict[str, float]):
-    """As in a worker that has run some of each type: what is new to it, it would try alone at first."""
+class EveryType(dict[str, float]):
+    """Durations of a worker that has run every type of task."""
 
     def __contains__(self, _type: object) -> bool:
         return True
 
 
 @pytest.fixture(autouse=True)
-def _pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "_seconds", QuickUntilSeen())
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins like a new worker: it has run no type of task, so the first task of each type runs alone."""
+    monkeypatch.setattr(batch_size, "_seconds", {})
+
+
+@pytest.fixture
+def known_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests about whole batches: a worker that has run every type, so that no task runs alone first."""
+    monkeypatch.setattr(batch_size, "_seconds", EveryType())
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> BatchClock:
+    """A clock for batches that moves only when a handler says so."""
     clock = BatchClock()
     monkeypatch.setattr("tasks.execution.batch.time", clock)
     return clock
 
 
 @pytest.fixture(autouse=True)
-def _submitter_has_finished() -> Iterator[None]:
-    """What a test has handed over is published before the next one empties the tables; no test leaves a connection."""
+def _wakeups_are_published() -> Iterator[None]:
+    """Wait until the wake-ups of a test are published, before the next test empties the tables."""
     yield
-    if left := submitter.made:
-        left.flush()
+    if left := after_commit_publisher.made:
+        left.wait_until_idle()
         left._engine.dispose()
 
 
 @pytest.fixture
 def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    """The stack with the handlers of tests and their sink, for tests that need no worker."""
+    """The stack with the handlers of the tests and an empty sink, for tests without a worker process."""
     with clean_sink():
         yield stack
     failpoint.arm()
@@ -112,7 +120,7 @@ def celery_setup_config(celery_broker: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Held]:
-    """A message that stays in a worker's hand until the test lets go."""
+    """Makes a worker hold a message until the test releases it."""
     held = Held(tmp_path / "held")
     yield held
     held.release()

@@ -1,4 +1,4 @@
-"""What tests need to know of the servers they started."""
+"""The servers of a test run: their addresses, databases, and how to empty them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import redis
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
+from child_process import ChildProcess
 from embedded.home import Home
-from embedded.part import Running
 from models.engine import make_engine
 from models.schema import migrate
 from models.sql import sql
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 class Server(Protocol):
-    """A PostgreSQL, embedded or given."""
+    """A PostgreSQL server, embedded or external."""
 
     def url(self, *, superuser: bool = False, database: str = ...) -> str: ...
 
@@ -35,7 +35,7 @@ class Server(Protocol):
 
 
 class GivenServer:
-    """The PostgreSQL of TEST_DATABASE_URL, an address of a superuser. Tests make a role and databases of their own."""
+    """The PostgreSQL of TEST_DATABASE_URL (a superuser). The tests create a role and databases of their own."""
 
     role = "celeriac_tests"
 
@@ -61,7 +61,7 @@ class GivenServer:
 
 
 class Cluster:
-    """One PostgreSQL: makes databases, knows their addresses."""
+    """Creates databases on one PostgreSQL server and knows their addresses."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -88,10 +88,10 @@ class Cluster:
 
     @cached_property
     def migrated(self) -> str:
-        """The name of a database at head, made once."""
+        """Create a database at head, once, and return its name."""
         name = "migrated"
         self.server.create_database(name)
-        with self.admin.connect() as connection:  # so that every statement of ours proves that it names its schema
+        with self.admin.connect() as connection:  # so that a statement of ours without its schema fails
             connection.execute(text(f"ALTER DATABASE {name} SET search_path = ''"))
         engine = make_engine(self.url(name))
         migrate(engine)
@@ -100,7 +100,7 @@ class Cluster:
 
     @cached_property
     def superuser(self) -> Engine:
-        """A superuser's connection to the migrated database: it may move the clock."""
+        """An engine for the migrated database as superuser, who may move the clock."""
         return create_engine(self.superuser_url(self.migrated), pool_size=2)
 
     @staticmethod
@@ -110,10 +110,10 @@ class Cluster:
 
 @dataclass
 class ServersOfTests:
-    """The session's servers."""
+    """The servers that all tests share."""
 
     home: Home
-    running: dict[str, Running]
+    running: dict[str, ChildProcess]
     addresses: dict[str, str]
     cluster: Cluster
 
@@ -126,14 +126,14 @@ class ServersOfTests:
         return [redis.Redis.from_url(self.addresses[variable]) for variable in ("BROKER_URL", "REDIS_URL")]
 
 
-# A test that failed half-way may have left a transaction open, and with it the locks that TRUNCATE would wait for.
+# A test that failed may have left a transaction open, whose locks TRUNCATE would wait for.
 END_LEFT_TRANSACTIONS = text("""
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'
 """)
 
 
-# TRUNCATE makes new files for a table and each of its indexes: only where there is something to be thrown away.
+# TRUNCATE creates new files for a table and its indexes, so only tables with rows are truncated.
 FILLED = sql(
     " UNION ALL ".join(f"(SELECT '{name}' WHERE EXISTS (SELECT FROM {name}))" for name in Base.metadata.tables)
 )
@@ -144,7 +144,7 @@ RESTART = text("""
 
 
 def truncate_everything(cluster: Cluster) -> None:
-    """A thread of an earlier test may still write down what it published, and wait for us as we do for it."""
+    """Empty all tables. A thread of an earlier test may still write, so a deadlock is tried again."""
     for is_last in (False, False, True):
         try:
             with cluster.superuser.begin() as connection:
@@ -165,7 +165,7 @@ def _truncate(connection: Connection) -> None:
 
 
 def wait_until(condition: Callable[[], object], what: str, *, seconds: float = 30) -> None:
-    """Wait for something that must come true; a test that waits in vain says for what."""
+    """Wait until the condition is true, or fail with a sentence that says what did not happen."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

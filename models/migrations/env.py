@@ -1,4 +1,4 @@
-"""What Alembic runs for a migration. The connection, its locks and its timeouts come from `models.schema`."""
+"""Alembic runs this file for a migration. `models.schema` provides the connection with its lock and its timeouts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from sqlalchemy import Connection
 from models.tables import Base
 
 connection: Connection = context.config.attributes["connection"]
-context.configure(
-    connection=connection,
-    target_metadata=Base.metadata,
-    version_table_schema=context.config.attributes["schema"],
-)
+context.configure(connection, target_metadata=Base.metadata, **context.config.attributes["version_table"])
 with context.begin_transaction():
     context.run_migrations()

@@ -1,11 +1,12 @@
-"""How long tasks of a type take in this process, and so how many of them make a batch.
+"""Choose the size of a batch from the time that tasks of a type take in this process.
 
-A batch shares one commit, which pays as long as its tasks take milliseconds. A hundred slow ones would wait for each
-other in one worker while the next one is idle, and nobody would see the first effect before the last. So a batch is
-what takes about half a second, at most what its handler says; what a message names beyond that is woken anew, for
-whoever is free. The first task of a type in a process runs alone, and then its pace is known.
+The tasks of a batch share one commit, which pays while a task takes milliseconds. A hundred slow tasks in one batch
+would wait for each other while other workers are idle, and the first effect would be visible only after the last task.
+So a batch has as many tasks as take about half a second, and at most the batch size of its handler. Ids of a message
+beyond that get a new wake-up, for the next free worker. The first task of a type in a process runs alone, to measure
+it.
 
-A handler of many decides for itself: half as many need not take half the time.
+A batch handler always gets its full batch: half as many tasks need not take half the time.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from typing import Final
 from tasks.core.registry import Handler
 
 BATCH_SECONDS: Final = 0.5
-STOP_SECONDS: Final = 1.0  # a batch that turns out to be slow starts nothing after that
-# Of the last task. A slow one is forgotten sooner than it is believed: a batch that was made too large stops by itself.
+STOP_SECONDS: Final = 1.0  # a batch that turns out to be slow starts no further task after this time
+# The weight of the latest duration. Becoming quicker counts more: a batch that is too large stops by itself.
 _WEIGHT_IF_SLOWER: Final = 0.1
 _WEIGHT_IF_QUICKER: Final = 0.5
-_seconds: dict[str, float] = {}
+_seconds: dict[str, float] = {}  # the moving average of a task's duration, by type
 
 
-def note(handler: Handler, seconds: float) -> None:
-    """So long took one task, in its handler."""
+def record_duration(handler: Handler, seconds: float) -> None:
+    """Include the duration of one task in the average of its type."""
     before = _seconds.get(handler.type, seconds)
     weight = _WEIGHT_IF_SLOWER if seconds > before else _WEIGHT_IF_QUICKER
     _seconds[handler.type] = before + weight * (seconds - before)
 
 
 def batch_of(handler: Handler) -> int:
-    """At most so many, as far as anybody here knows."""
+    """Return the largest batch for this handler; its full batch if the duration of its tasks is unknown."""
     seconds = _seconds.get(handler.type, 0.0)
     if handler.many or seconds * handler.batch <= BATCH_SECONDS:
         return handler.batch
@@ -39,14 +40,15 @@ def batch_of(handler: Handler) -> int:
 
 
 def batch_to_claim(handler: Handler) -> int:
+    """Return how many tasks to claim: one if this process has not run the type before."""
     return batch_of(handler) if handler.many or handler.type in _seconds else 1
 
 
 def smallest_batch(handlers: Iterable[Handler]) -> int | None:
-    """Of the slowest of these types. None: none is slow."""
+    """Return the batch of the slowest type, or None if every type gets its full batch."""
     return min((batch for handler in handlers if (batch := batch_of(handler)) < handler.batch), default=None)
 
 
-def fills_a_small_batch(handler: Handler, tasks: int) -> bool:
-    """So many and no more because they are slow."""
+def is_kept_small(handler: Handler, tasks: int) -> bool:
+    """Return True if a batch of so many tasks was kept small because the tasks are slow."""
     return batch_of(handler) <= tasks < handler.batch

@@ -1,4 +1,4 @@
-"""Who does it, for the ledger: this host and process."""
+"""Names of processes in the ledger: actors of transitions, and holders of leases."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import socket
 from typing import Final
 
 HOST: Final = socket.gethostname()
-# Containers may share a host name, and each has a process 12. Children of a worker inherit this, forked or started.
+# Containers may share a host name, and their process ids are equal. The children of a worker inherit this variable.
 WORKER_VARIABLE: Final = "CELERIAC_WORKER"
 WORKER: Final = os.environ.get(WORKER_VARIABLE) or secrets.token_hex(3)
 
 
 def actor() -> str:
+    """Return the name of this process as the actor of a transition."""
     return f"{HOST}:{os.getpid()}"
 
 
 def holder_of(pid: int) -> str:
-    """As a child of this worker calls itself in its leases: nobody else may be taken for it."""
+    """Return the name under which a child of this worker holds its leases. No process of another worker has it."""
     return f"{HOST}:{pid}-{WORKER}"

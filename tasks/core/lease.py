@@ -1,4 +1,9 @@
-"""A lease in the hands of this process: its token, how long it is good, and the task that may be lost alone."""
+"""The lease that this process holds on a batch of tasks.
+
+The ledger is authoritative: the token must match the one in the task's row for every write. `deadline` is this
+process's own estimate of when the lease ends. After it, or when the heartbeat finds the lease gone, the holder starts
+nothing more for these tasks; what it still writes is refused by the token.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Watched:
-    """A task that runs outside a transaction, and how to reach its handler. It may be lost alone, without its lease."""
+class WatchedTask:
+    """A task whose handler runs outside a transaction. It can be lost while the lease of its batch stays valid."""
 
     task_id: uuid.UUID
     interrupt: Callable[[Exception], None]
@@ -18,18 +23,18 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldLease:
     """A lease of this process."""
 
     token: uuid.UUID
-    deadline: float  # of `time.monotonic()`, taken before the last renewal
-    hard_limit_at: float | None = None  # of whatever runs now
+    deadline: float  # of `time.monotonic()`; counted from before the last renewal was sent
+    hard_limit_at: float | None = None  # of the handler that runs now
     is_lost: bool = False
-    watched: Watched | None = None  # changed as a whole: the heartbeat's thread reads it
+    watched: WatchedTask | None = None  # replaced as a whole, because the heartbeat's thread reads it
 
     @property
     def is_good(self) -> bool:
-        """Whether something may still be done in its name."""
+        """Whether this process may still work on the tasks of this lease."""
         watched = self.watched
         is_lost = self.is_lost or (watched is not None and watched.is_lost)
         return not is_lost and time.monotonic() < self.deadline

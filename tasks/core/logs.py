@@ -1,37 +1,29 @@
-"""How the log lines of workers and beat look: LOG_FORMAT=text for people, json for machines."""
+"""Configure the log lines of workers and beat: LOG_FORMAT=text for people, json for programs."""
 
 from __future__ import annotations
 
-import json
 import logging
-from datetime import UTC, datetime
+from typing import Final
+
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
 
 import settings
 
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-            "process": record.process,
-        }
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+TEXT: Final = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+JSON: Final = JsonFormatter(
+    ["levelname", "name", "message", "process"],
+    timestamp="time",
+    rename_fields={"levelname": "level", "name": "logger", "exc_info": "error"},
+    reserved_attrs=[*RESERVED_ATTRS, "data"],  # Celery puts the arguments and results of its tasks there
+    json_ensure_ascii=False,
+)
 
 
 def configure_logging(level: int | str) -> None:
-    """One handler on the root logger, to stderr."""
+    """Write all log records to stderr with one handler on the root logger."""
     handler = logging.StreamHandler()
-    if settings.current().log_format == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(JSON if settings.current().log_format == "json" else TEXT)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper() if isinstance(level, str) else level)

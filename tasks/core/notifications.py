@@ -1,13 +1,17 @@
-"""Notices: whoever asked to be notified is told the final status of a task through the outbox, in one statement."""
+"""Notifications: tell the destination in a task's `notify` its final status, through the outbox."""
 
 from __future__ import annotations
 
 
-def notified(source: str, status: str) -> str:
-    """The CTE `notified`, for tasks that `source` made final; it has id, type, attempt_count, error_message, notify."""
+def insert_notifications(source: str, status: str) -> str:
+    """Return a CTE that inserts an event for each task in `source` that has a destination to notify.
+
+    `source` holds tasks that became final and has the columns id, type, attempt_count, error_message and notify. The
+    statement needs a CTE `clock`.
+    """
     return f"""
         notified AS (
             INSERT INTO ledger.outbox_event (destination, payload, created_at)
             SELECT notify, jsonb_build_object('taskId', id, 'type', type, 'status', '{status}',
                                               'attemptCount', attempt_count, 'errorMessage', error_message), at
-            FROM {source} CROSS JOIN clock WHERE notify IS NOT NULL)"""  # noqa: S608 - literals of our own
+            FROM {source} CROSS JOIN clock WHERE notify IS NOT NULL)"""

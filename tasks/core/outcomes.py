@@ -1,16 +1,16 @@
-"""What became of a task, as values; and the four words with which a handler says more than "done" or "failed".
+"""Outcomes of a task as values, and the exceptions with which a handler chooses its outcome.
 
     return value            Succeeded, with the value as the task's result
-    raise Snooze(seconds)   not yet: again later, no attempt burned
-    raise Discard(why)      not needed any more: final, and no failure
-    raise Permanent(why)    will never work: DEAD at once
-    raise TryLater(why, s)  a failure as any other, tried again after so many seconds at least
-    anything else           Retry, or Dead with the last attempt
-    (a worker that stops)   Released: another one runs it
+    raise Snooze(seconds)   run again later; this does not count as an attempt
+    raise Discard(why)      no longer needed: final, but not a failure
+    raise Permanent(why)    can never succeed: DEAD at once
+    raise TryLater(why, s)  a failure like any other, retried after s seconds at the earliest
+    any other exception     Retry, or Dead after the last attempt
+    (the worker stops)      Released: another worker runs it
 
-`return Snooze(60)` means the same as raising it. `tasks/execution/settle.py` writes each of these down.
+`return Snooze(60)` means the same as raising it. `tasks/execution/settle.py` writes the outcomes to the ledger.
 
-    return Finish(write, result)    of a handler outside a transaction: `write(db)` runs in the one that says SUCCEEDED
+    return Finish(write, result)    from a handler outside a transaction: `write(db)` commits together with SUCCEEDED
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
+from models.driver_values import storable
 from models.errors import LeaseLost
 from outbox.canonical import BadPayload, canonical_json
 
@@ -50,17 +51,15 @@ class Verdict(Exception):
 
 
 class Snooze(Verdict):
-    """Not yet: run it again after so many seconds. No attempt is burned."""
+    """Run the task again after some seconds. This does not count as an attempt."""
 
     def __init__(self, seconds: float) -> None:
-        if not 0 <= seconds <= LONGEST_SNOOZE_SECONDS:
-            raise ValueError("A snooze lasts from 0 seconds to a hundred years.")
         super().__init__(seconds)
-        self.seconds = float(seconds)
+        self.seconds = _check_delay(seconds)
 
 
 class Discard(Verdict):
-    """It is not needed any more: final, and no failure."""
+    """The task is no longer needed: it ends as DISCARDED, which is not a failure."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -68,22 +67,26 @@ class Discard(Verdict):
 
 
 class Permanent(Verdict):
-    """It will never work: DEAD at once, whatever attempts are left."""
+    """The task can never succeed: it is DEAD at once, however many attempts are left."""
 
 
 class TryLater(Verdict):
-    """It failed, and somebody said when to come back: an attempt is burned, and the next one is no sooner than that."""
+    """The task failed and must not be retried for some seconds. This counts as an attempt."""
 
     def __init__(self, why: str, seconds: float) -> None:
-        if not 0 <= seconds <= LONGEST_SNOOZE_SECONDS:
-            raise ValueError("A wait lasts from 0 seconds to a hundred years.")
         super().__init__(why)
-        self.seconds = float(seconds)
+        self.seconds = _check_delay(seconds)
+
+
+def _check_delay(seconds: float) -> float:
+    if not 0 <= seconds <= LONGEST_SNOOZE_SECONDS:
+        raise ValueError("The seconds must be between 0 and a hundred years.")
+    return float(seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What is left to do when the network has answered: rows that commit together with SUCCEEDED, or not at all."""
+    """What a handler outside a transaction writes at its end: `write(db)` runs in the transaction of SUCCEEDED."""
 
     write: Callable[[Session], object]
     result: Any = None
@@ -91,68 +94,88 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as the ledger keeps it: for programs, for people, and for whoever mends it."""
+    """An error as the ledger stores it: a code for programs, a sentence for users, a traceback for developers."""
 
     code: ErrorCode
-    message: str  # one sentence
-    trace: str  # the tail of the traceback
+    message: str
+    trace: str  # its last characters
 
     @classmethod
     def of(cls, error: BaseException, code: ErrorCode = ErrorCode.HANDLER_ERROR) -> Failure:
-        said = _said(error).strip().partition("\n")[0]
-        sentence = f"{type(error).__name__}: {said}" if said else type(error).__name__
-        return cls(code, storable(sentence[:SENTENCE_LIMIT]), storable(_tail(error)))
+        """Describe an exception; even one that cannot be converted to text."""
+        name = type(error).__name__
+        try:
+            message = str(error).strip().partition("\n")[0]
+        except Exception as another:
+            message = f"its text cannot be shown ({type(another).__name__})"
+        try:
+            trace = "".join(traceback.format_exception(error))[-LAST_ERROR_LIMIT:]
+        except Exception as another:
+            trace = f"{name}: its traceback cannot be shown ({type(another).__name__})"
+        sentence = f"{name}: {message}" if message else name
+        return cls(code, storable(sentence[:SENTENCE_LIMIT]), storable(trace))
 
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """With its result as JSON, or None."""
+    """The handler returned; `written` is its result as JSON, or None."""
 
     written: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
+    """The attempt failed. After the last attempt this becomes DEAD."""
+
     failure: Failure
-    least_seconds: float = 0.0  # until the next attempt, if that is more than the backoff
+    least_seconds: float = 0.0  # until the next attempt, if the backoff is shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
+    """The task failed and is not retried."""
+
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
+    """The task runs again later. This does not count as an attempt."""
+
     seconds: float
     why: str = "snoozed"
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
+    """The task is no longer needed."""
+
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Given back unfinished, with no attempt burned."""
+    """The task is returned unfinished. This does not count as an attempt."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """Lost together with others, and nobody knows whose fault it was: alone next time, and no attempt burned (P5)."""
+    """The task ran in a batch that was lost, and the culprit is unknown. It runs alone next time.
+
+    This does not count as an attempt. See docs/protocol.md, Poison.
+    """
 
     why: str
 
 
-DONE: Final = Succeeded()  # with no result
+DONE: Final = Succeeded()  # without a result
 Outcome = Succeeded | Retry | Dead | Snoozed | Discarded | Released | Isolated
 
 
 def outcome_of_result(result: Any) -> Outcome:
-    """What a handler returned. A result that cannot be stored is the task's failure, and never the batch's (P12)."""
+    """Return the outcome for what a handler returned. A result that cannot be stored is a failure of this task only."""
     if isinstance(result, Verdict):
         return outcome_of(result)
     if result is None:
@@ -164,7 +187,7 @@ def outcome_of_result(result: Any) -> Outcome:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What an exception out of a handler means. Whatever is no verdict is a failure (P12)."""
+    """Return the outcome for an exception that a handler raised."""
     match error:
         case Snooze(seconds=seconds):
             return Snoozed(seconds)
@@ -174,27 +197,7 @@ def outcome_of(error: BaseException) -> Outcome:
             return Dead(Failure.of(error, ErrorCode.PERMANENT))
         case TryLater(seconds=seconds):
             return Retry(Failure.of(error), seconds)
-        case LeaseLost():  # where nobody has taken it over: as reclaim would have charged it, or it ran for ever (P5)
+        case LeaseLost():  # not reclaimed yet: counts as an attempt, like reclaim would, or it could run for ever
             return Retry(Failure.of(error, ErrorCode.LEASE_LOST))
         case _:
             return Retry(Failure.of(error))
-
-
-def storable(text: str) -> str:
-    """As PostgreSQL can hold it: no NUL, no half of a surrogate pair (P12)."""
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\N{REPLACEMENT CHARACTER}")
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as another:
-        return f"it cannot be shown ({type(another).__name__})"
-
-
-def _tail(error: BaseException) -> str:
-    """The end of a traceback says where it happened and what it was."""
-    try:
-        return "".join(traceback.format_exception(error))[-LAST_ERROR_LIMIT:]
-    except Exception as another:  # an exception that lies about itself
-        return f"{type(error).__name__}, whose traceback cannot be written: {type(another).__name__}"

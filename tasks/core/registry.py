@@ -1,15 +1,15 @@
-"""Handlers: what a user writes, by the type of the tasks that it runs.
+"""Handlers: the functions that run tasks, by the type of the task.
 
 @handler("invoice.import", max_attempts=5)
 def import_invoice(task, db): …                 inside the ledger's transaction: effect and SUCCEEDED commit together
 
 @handler("invoice.bulk", batch=500, many=True)
-def import_invoices(tasks, db): …               the whole batch at once
+def import_invoices(tasks, db): …               a batch handler gets the whole batch
 
 @handler("crm.sync", transactional=False, backoff=[60, 300], permanent=[NoSuchCustomer])
-def sync(task): …                               outside any transaction: network calls, durable steps (`steps.py`)
+def sync(task): …                               outside a transaction: network calls, durable steps (`steps.py`)
 
-`INGEST_HANDLERS` names the modules that hold them; ours are in `tasks/handlers/`.
+`INGEST_HANDLERS` names the modules with handlers. Ours are in `tasks/handlers/`, `documents/` and `workflows/`.
 """
 
 from __future__ import annotations
@@ -40,21 +40,29 @@ SHIPPED: Final = ("tasks.handlers.demo", "tasks.handlers.http", "documents.handl
 
 
 class UnknownType(Misuse):
-    """No handler is registered for this type of task."""
+    """No handler is registered for this task type.
+
+    The type is misspelt, or INGEST_HANDLERS does not name the module with its handler.
+    """
 
     code = "unknown_type"
+    remedy = "Correct the type, or add the handler's module to INGEST_HANDLERS of this process."
 
 
 class BadHandler(Misuse):
-    """A handler cannot be used as it is declared."""
+    """A handler is declared wrongly.
+
+    The arguments of `@handler` or of its function are invalid, or INGEST_HANDLERS names a missing module.
+    """
 
     code = "bad_handler"
-    http_status = 500  # whoever submits did nothing wrong
+    remedy = "Correct the declaration that the message names; docs/handlers.md lists all options."
+    http_status = 500  # not the fault of the client that submits
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function, and how its tasks are run."""
+    """A function, and how to run its tasks."""
 
     type: str
     function: Callable[..., Any]
@@ -63,17 +71,18 @@ class Handler:
     batch: int = DEFAULT_BATCH
     queue: str = "ingest"
     max_attempts: int | None = None  # None: INGEST_MAX_ATTEMPTS
-    backoff: tuple[float, ...] | None = None  # seconds after each failure, the last one again and again
+    backoff: tuple[float, ...] | None = None  # seconds to wait after each failure; the last value repeats
     retriable: Errors = ()
     permanent: Errors = ()
-    skip_dead: bool = False  # a DEAD task does not hold up the others of its partition key
-    soft_limit_seconds: float = SOFT_LIMIT_SECONDS  # the handler gets an exception
-    hard_limit_seconds: float = SOFT_LIMIT_SECONDS + HARD_AFTER_SOFT_SECONDS  # its process is killed
+    skip_dead: bool = False  # a DEAD task does not block the others of its partition key
+    soft_limit_seconds: float = SOFT_LIMIT_SECONDS  # then the handler gets an exception
+    hard_limit_seconds: float = SOFT_LIMIT_SECONDS + HARD_AFTER_SOFT_SECONDS  # then its process is killed
 
-    def dies_of(self, error: BaseException) -> bool:
-        """Whether trying again would be useless: the nearest class that was named decides.
+    def is_permanent(self, error: BaseException) -> bool:
+        """Return True if the task must not be retried after this error.
 
-        What is in neither is tried again, unless only `retriable` was given: then it is a list of all that is.
+        The most specific class in `retriable` or `permanent` decides. An error of neither list is retried, except if
+        only `retriable` was given: then that list is complete.
         """
         for kind in error.__class__.__mro__:
             if kind in self.permanent:
@@ -84,7 +93,7 @@ class Handler:
 
 
 _registered: dict[str, Handler] = {}
-_NOT_AT_ONCE: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_NOT_PLAIN: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 def handler(
@@ -119,7 +128,7 @@ def handler(
 
 
 def find(type: str) -> Handler:
-    """The handler of a type. `UnknownType` names those that there are."""
+    """Return the handler of a type, or raise UnknownType."""
     try:
         return handlers()[type]
     except KeyError:
@@ -130,12 +139,12 @@ def find(type: str) -> Handler:
 
 
 def find_or_default(type: str) -> Handler:
-    """Also of a type that nobody here knows: its tasks wait as long as any."""
+    """Return the handler of a type, or one with the default options if this process has none."""
     return handlers().get(type) or Handler(type, lambda *_: None)
 
 
 def handlers() -> Mapping[str, Handler]:
-    """All of them; the modules are imported when they are first needed."""
+    """Return all handlers by type. The first call imports their modules."""
     _load(settings.current().ingest_handlers)
     return _registered
 
@@ -143,39 +152,41 @@ def handlers() -> Mapping[str, Handler]:
 @cache
 def _load(modules: tuple[str, ...]) -> None:
     if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # `celery` looks for its application here, and forgets the place afterwards
+        sys.path.append(here)  # `celery` has it there while it imports the application, and removes it afterwards
     for name in (*SHIPPED, *modules):
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise
-            raise BadHandler(f"INGEST_HANDLERS names {name!r}, and there is no such module.") from None
+            raise BadHandler(f"INGEST_HANDLERS names the module {name!r}, which does not exist.") from None
 
 
 def _check(made: Handler) -> None:
-    if not NAME.fullmatch(made.type):
-        raise BadHandler(f"{made.type!r} is no name of a type: letters, digits and . _ : - only, at most 100.")
-    if made.many and not made.transactional:
-        raise BadHandler(f"{made.type}: a handler of many tasks is transactional.")
-    if not 1 <= made.batch <= LARGEST_BATCH:
-        raise BadHandler(f"{made.type}: a batch has at least one task, and at most {LARGEST_BATCH:,}.")
-    if made.max_attempts is not None and made.max_attempts < 1:
-        raise BadHandler(f"{made.type}: max_attempts is at least 1.")
-    if not all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in made.retriable + made.permanent):
-        raise BadHandler(f"{made.type}: retriable and permanent are classes of exceptions.")
-    if both := set(made.retriable) & set(made.permanent):
-        raise BadHandler(f"{made.type}: {both.pop().__name__} cannot be both retriable and permanent.")
-    if not all(0 <= seconds <= LONGEST_SECONDS for seconds in made.backoff or ()):
-        raise BadHandler(f"{made.type}: backoff is how many seconds to wait, from 0 to a hundred years.")
-    if not 0 < made.soft_limit_seconds <= min(made.hard_limit_seconds, LONGEST_SECONDS):
-        raise BadHandler(
-            f"{made.type}: the soft limit is positive, not above the hard one, and at most a hundred years."
-        )
-    if any(kind(made.function) for kind in _NOT_AT_ONCE):
-        raise BadHandler(f"{made.type}: its function is async or a generator, and calling it would do nothing.")
-    wanted = 2 if made.transactional else 1
-    positional = [p for p in inspect.signature(made.function).parameters.values() if p.default is p.empty]
-    if len([p for p in positional if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) != wanted:
-        arguments = "(tasks, db)" if made.many else "(task, db)" if made.transactional else "(task)"
-        raise BadHandler(f"{made.type}: its function takes {arguments}.")
+    """Raise BadHandler for the first rule that the handler breaks."""
+
+    def require(is_kept: object, rule: str) -> None:
+        if not is_kept:
+            raise BadHandler(f"The handler {made.type!r} is invalid: {rule}.")
+
+    require(NAME.fullmatch(made.type), "a type has letters, digits and . _ : - only, and at most 100 characters")
+    require(made.transactional or not made.many, "a batch handler must be transactional")
+    require(1 <= made.batch <= LARGEST_BATCH, f"batch must be between 1 and {LARGEST_BATCH:,}")
+    require(made.max_attempts is None or made.max_attempts >= 1, "max_attempts must be at least 1")
+    are_errors = all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in made.retriable + made.permanent)
+    require(are_errors, "retriable and permanent must be exception classes")
+    require(not set(made.retriable) & set(made.permanent), "an exception class is both retriable and permanent")
+    are_waits = all(0 <= seconds <= LONGEST_SECONDS for seconds in made.backoff or ())
+    require(are_waits, "backoff must be seconds between 0 and a hundred years")
+    are_limits = 0 < made.soft_limit_seconds <= min(made.hard_limit_seconds, LONGEST_SECONDS)
+    require(are_limits, "the soft limit must be positive, and at most the hard limit and a hundred years")
+    is_plain = not any(is_kind(made.function) for is_kind in _NOT_PLAIN)
+    require(is_plain, "its function is async or a generator; only plain functions can be called")
+    arguments = "(tasks, db)" if made.many else "(task, db)" if made.transactional else "(task)"
+    require(_count_arguments(made.function) == 1 + made.transactional, f"its function must take {arguments}")
+
+
+def _count_arguments(function: Callable[..., Any]) -> int:
+    """Return how many positional arguments the function requires."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)

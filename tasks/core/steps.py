@@ -1,14 +1,16 @@
-"""Durable steps (P11): what a long handler has done stays done, whatever becomes of its worker.
+"""Durable steps: a long handler remembers what it has done, even if its worker dies.
 
-    task.step("charge", charge, order)         the result is stored in the ledger; after a retry it is returned, and the
-                                               function is not called again
-    for row in task.resume("rows", rows): …    a place in a long loop, stored after every so many items
+    task.step("charge", charge, order)         stores the result in the ledger; after a retry the stored result is
+                                               returned and the function is not called again
+    for row in task.resume("rows", rows): …    stores the place in a long loop after every so many items
 
-A step is written under the task's token: a worker whose lease was lost can store nothing, and is told by `LeaseLost`.
-Between the end of a function and the COMMIT of its result there is a gap in which a worker may die: the step then runs
-once more. So a step happens at least once and is remembered once; give the other side a key, `f"{task.id} charge"`, and
-it happens once. A requeue keeps the steps (`--reset-steps` forgets them). Results are JSON, and come back as JSON says
-them, the first time too: a tuple is a list.
+The ledger is authoritative: a step is done when its result is stored. Results are stored under the task's lease token,
+so a worker that has lost its lease stores nothing and gets `LeaseLost`. A worker may die after a function has returned
+and before its result is committed; the function is then called once more. So a step happens at least once and is
+remembered once. To make it happen once, give the other system a key such as `f"{task.id} charge"`.
+
+A requeue keeps the steps, unless `--reset-steps` is given. Results are JSON and come back as JSON, also the first time:
+a tuple becomes a list.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import TextClause
 from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
-from models.engine import Bind, at_once
+from models.engine import Bind, autocommit
 from models.errors import LeaseLost, Misuse, Unreachable
 from models.sql import sql
 from outbox.canonical import canonical_json
-from tasks.core.lease import Held
+from tasks.core.lease import HeldLease
 
 RESUME_EVERY: Final = 100
 RESUME_SECONDS: Final = 5.0
@@ -36,120 +38,112 @@ NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 Item = TypeVar("Item")
 Given = ParamSpec("Given")
 
-# The row is locked as settling and reclaim lock it: they come before, and nothing is written, or after.
-_HELD: Final = """
-    held AS MATERIALIZED (
-        SELECT id FROM ledger.ingest_task WHERE id = :id AND lease_token = :token AND status = 'RUNNING' FOR NO KEY UPDATE)"""
-
-# keep: the first write of a step wins; whose lease is lost writes nothing.
-KEEP: Final = sql(f"""
-    WITH {_HELD},
-    kept AS (
-        INSERT INTO ledger.task_step (task_id, name, result, created_at)
-        SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger.ledger_now()) FROM held
-        ON CONFLICT (task_id, name) DO UPDATE SET name = excluded.name RETURNING task_step.result)
-    SELECT result FROM kept
-""")  # noqa: S608 - a literal of this file
-# move_on: how far a loop has come.
-MOVE_ON: Final = sql(f"""
-    WITH {_HELD},
-    kept AS (
-        INSERT INTO ledger.task_step (task_id, name, result, created_at)
-        SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger.ledger_now()) FROM held
-        ON CONFLICT (task_id, name) DO UPDATE SET result = excluded.result RETURNING result)
-    SELECT result FROM kept
-""")  # noqa: S608 - a literal of this file
-# known: what is stored, for its holder, and one row without a name if that is nothing; no row for anybody else.
-KNOWN: Final = sql("""
+# store: writes a result if the task is RUNNING under this token; no row means that the lease is lost. The first result
+# of a step stays; the place in a loop is overwritten. The row lock makes this wait for settling and reclaim, or they
+# for it.
+STORE: Final = sql("""
+    WITH held AS MATERIALIZED (
+        SELECT id FROM ledger.ingest_task WHERE id = :id AND lease_token = :token AND status = 'RUNNING'
+        FOR NO KEY UPDATE)
+    INSERT INTO ledger.task_step AS step (task_id, name, result, created_at)
+    SELECT id, :name, CAST(:result AS jsonb), (SELECT ledger.ledger_now()) FROM held
+    ON CONFLICT (task_id, name) DO UPDATE SET result = CASE WHEN :is_loop THEN excluded.result ELSE step.result END
+    RETURNING result
+""")
+# load: all steps of a task that is RUNNING under this token; no row means that the lease is lost. A task without steps
+# gives one row without a name.
+LOAD: Final = sql("""
     SELECT step.name, step.result FROM ledger.ingest_task task LEFT JOIN ledger.task_step step ON step.task_id = task.id
     WHERE task.id = :id AND task.lease_token = :token AND task.status = 'RUNNING'
 """)
 
 
 class StepsLost(Unreachable):
-    """The ledger could not be asked about the steps of this task."""
+    """The ledger did not answer when a step of this task was stored or read.
+
+    The connection to PostgreSQL broke twice in a row. The task is retried.
+    """
 
 
 class Steps:
     """The steps of one running task."""
 
-    def __init__(self, engine: Bind, task_id: uuid.UUID, held: Held) -> None:
+    def __init__(self, engine: Bind, task_id: uuid.UUID, held: HeldLease) -> None:
         self.engine = engine
         self.task_id = task_id
         self.held = held
         self._results: dict[str, Any] | None = None
-        self._loops: dict[str, bool] = {}  # whether a name belongs to one
+        self._loops: dict[str, bool] = {}  # for each name that was used: whether it names a loop
 
     def run(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
-        """What the function returned, the first time it returned."""
-        self._use(name, is_loop=False)
+        """Return the stored result, or call the function and store what it returns."""
+        self._reserve(name, is_loop=False)
         self.check_lease()
         known = self._known()
         if name not in known:
             written = canonical_json(function(*arguments, **options), what=f"result of the step {name!r}")
             failpoint("steps.before_keep")
-            known[name] = self._write(KEEP, name, written)
+            known[name] = self._store(name, written, is_loop=False)
         return known[name]
 
     def resume(self, name: str, items: Iterable[Item], *, every: int) -> Iterator[Item]:
-        """An item is done when the next one is asked for."""
-        self._use(name, is_loop=True)
+        """Yield the items that are not done. An item is done when the next one is requested."""
+        self._reserve(name, is_loop=True)
         if every < 1:
-            raise Misuse("A place in a loop is kept after every item at most: `every` is at least 1.")
-        kept = done = self._place(name)
-        kept_at = time.monotonic()
+            raise Misuse(f"`every` is {every}; it must be at least 1.")
+        stored = done = self._place(name)
+        stored_at = time.monotonic()
         for place, item in enumerate(items):
-            if place < kept:
+            if place < stored:
                 continue
             self.check_lease()
             yield item
             done = place + 1
-            if done - kept >= every or time.monotonic() - kept_at > RESUME_SECONDS:
-                self._move_on(name, done)
-                kept, kept_at = done, time.monotonic()
-        if done > kept:
-            self._move_on(name, done)
+            if done - stored >= every or time.monotonic() - stored_at > RESUME_SECONDS:
+                self._store_place(name, done)
+                stored, stored_at = done, time.monotonic()
+        if done > stored:
+            self._store_place(name, done)
 
     def check_lease(self) -> None:
         if not self.held.is_good:
             raise LeaseLost
 
-    def _use(self, name: str, *, is_loop: bool) -> None:
-        """What a loop stores is no result of a step, and the other way round."""
+    def _reserve(self, name: str, *, is_loop: bool) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise Misuse("The name of a step is text of 1 to 200 characters without control characters.")
+            raise Misuse("The name of a step must be text of 1 to 200 characters without control characters.")
         if self._loops.setdefault(name, is_loop) != is_loop:
-            raise Misuse(f"{name!r} names a step and a loop of this task: each needs a name of its own.")
+            raise Misuse(f"{name!r} names both a step and a loop of this task; each needs a name of its own.")
 
     def _place(self, name: str) -> int:
-        kept = self._known().get(name, {"done": 0})
-        if not isinstance(kept, dict) or not isinstance(kept.get("done"), int):
-            raise Misuse(f"{name!r} is a step of this task already: a loop needs a name of its own.")
-        return int(kept["done"])
+        stored = self._known().get(name, {"done": 0})
+        if not isinstance(stored, dict) or not isinstance(stored.get("done"), int):
+            raise Misuse(f"{name!r} already names a step of this task; a loop needs a name of its own.")
+        return int(stored["done"])
 
-    def _move_on(self, name: str, done: int) -> None:
-        self._known()[name] = self._write(MOVE_ON, name, json.dumps({"done": done}))
+    def _store_place(self, name: str, done: int) -> None:
+        self._known()[name] = self._store(name, json.dumps({"done": done}), is_loop=True)
 
-    def _write(self, statement: TextClause, name: str, written: str) -> Any:
-        """Returns what is stored now."""
+    def _store(self, name: str, written: str, *, is_loop: bool) -> Any:
+        """Store a result unless there is one, or the place in a loop. Return what is stored now."""
         self.check_lease()
-        ((kept,),) = self._ask(statement, {"name": name, "result": written})
+        ((stored,),) = self._ask(STORE, name=name, result=written, is_loop=is_loop)
         failpoint("steps.after_keep")
-        return kept
+        return stored
 
     def _known(self) -> dict[str, Any]:
-        """All of them in one look, when the first is asked for."""
+        """Return the stored results by name. The first call loads all of them."""
         if self._results is None:
-            self._results = {name: result for name, result in self._ask(KNOWN, {}) if name is not None}
+            self._results = {name: result for name, result in self._ask(LOAD) if name is not None}
         return self._results
 
-    def _ask(self, statement: TextClause, values: Mapping[str, Any]) -> list[Any]:
-        """Once more if the answer is lost, which does no harm: a function that ran would have to run again."""
+    def _ask(self, statement: TextClause, **values: Any) -> list[Any]:
+        """Execute a statement, and once more if the connection breaks: both statements may be repeated."""
         try:
             try:
-                found = self._answer(statement, values)
+                found = self._execute(statement, values)
             except DBAPIError:
-                found = self._answer(statement, values)
+                found = self._execute(statement, values)
         except (DBAPIError, Unreachable) as error:
             raise StepsLost from error
         if not found:
@@ -158,7 +152,6 @@ class Steps:
             raise LeaseLost
         return found
 
-    def _answer(self, statement: TextClause, values: Mapping[str, Any]) -> list[Any]:
-        with at_once(self.engine) as connection:
-            given = {"id": self.task_id, "token": self.held.token, **values}
-            return list(connection.execute(statement, given))
+    def _execute(self, statement: TextClause, values: dict[str, Any]) -> list[Any]:
+        with autocommit(self.engine) as connection:
+            return list(connection.execute(statement, {"id": self.task_id, "token": self.held.token, **values}))

@@ -16,14 +16,18 @@ Given = ParamSpec("Given")
 
 
 class NoSteps(Misuse):
-    """Steps belong to handlers with transactional=False: what a transactional one writes commits with SUCCEEDED."""
+    """Steps need a handler with transactional=False.
+
+    A transactional handler called `task.step`; its writes commit together with SUCCEEDED anyway.
+    """
 
     code = "no_steps"
+    remedy = "Declare the handler with `transactional=False`, or write to the database without a step."
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One claimed task. Two of them are never equal, so that one can be looked up as quickly as it was made."""
+    """A claimed task. Tasks are compared by identity, which makes them fast keys of a dict."""
 
     id: uuid.UUID
     type: str
@@ -34,22 +38,22 @@ class Task:
     attempt_count: int  # failures so far
     max_attempts: int
     key: str | None  # the idempotency key
-    due_at: datetime | None  # None: it was due from the start, and this is its first run
+    due_at: datetime | None  # None: it was due when it was submitted, and this is its first run
     created_at: datetime
     partition_key: str | None = None
-    key_seq: int | None = None  # its place among the tasks of its partition key
-    steps: Steps | None = field(default=None, repr=False)  # of a handler outside a transaction
+    key_seq: int | None = None  # its place in the order of its partition key
+    steps: Steps | None = field(default=None, repr=False)  # None in a transactional handler
 
     def step(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
-        """Call the function once in the life of this task: its result is kept, and returned again after a retry."""
+        """Call the function, store its result, and return the stored result after a retry."""
         return self._steps().run(name, function, *arguments, **options)
 
     def resume(self, name: str, items: Iterable[Item], *, every: int = RESUME_EVERY) -> Iterator[Item]:
-        """Go through items, and after a retry through those that are left. The last few may come once more."""
+        """Yield the items; after a retry, those that are left. The last few may be repeated (at most `every`)."""
         return self._steps().resume(name, items, every=every)
 
     def check_lease(self) -> None:
-        """For long loops without steps: raises LeaseLost when nothing more may be done in the name of this task."""
+        """Raise LeaseLost if this worker may no longer run the task. Meant for long loops without steps."""
         self._steps().check_lease()
 
     def _steps(self) -> Steps:

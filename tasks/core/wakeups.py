@@ -1,39 +1,43 @@
-"""Wake-ups: whatever makes a task runnable writes its wake-up, an outbox event, in the same statement (P7).
+"""Wake-ups: outbox events that tell workers which tasks may run.
 
-A wake-up is a hint and disposable: the guard decides. One wake-up holds tasks of one type, queue, priority and due time, at
-most a batch of their handler (P4); a task that must run alone has a wake-up of its own (P5). A wake-up that is due at once is
-born leased to this process, which publishes it right after the commit (P18).
+Every statement that makes a task runnable also inserts its wake-up (docs/protocol.md, Wake-up rule). A wake-up is only
+a hint: the claim decides whether the task runs, so a wake-up may be delivered twice or lost without harm. A wake-up
+names tasks of one type, queue, priority and due time, at most one batch of their handler. An isolated task has a
+wake-up of its own. A wake-up that is due now is leased at insert to this process, which publishes it right after the
+commit; if the process dies before, the lease expires and the relay publishes it.
 """
-
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from models.driver_values import array
+from models.driver_values import array, array_of_ids
+from models.sql import sql
 from outbox import after_commit
-from outbox.after_commit_publisher import submitter
-from outbox.lease import ClaimedEvent, Db
+from outbox.after_commit_publisher import after_commit_publisher
+from outbox.destinations import CELERY
+from outbox.lease import ClaimedEvent, Db, connection_of
 from tasks.core.batch_size import batch_of
+from tasks.core.due import OPEN
 from tasks.core.registry import DEFAULT_BATCH, handlers
 
-WAKEUP: Final = "celery:"
 
+def insert_wakeups(source: str) -> str:
+    """Return CTEs that insert one wake-up per batch of the tasks in `source`.
 
-def wake(source: str) -> str:
-    """The CTEs `woken` and `wakeups`: one event per batch of what `source` yields, and those of them that are ours.
-
-    `source` has id, type, queue, priority, isolated and due_at, which is NULL if it is due now; `clock` is there.
+    `woken` has the inserted events; `wakeups.ours` has those that this process must publish. `source` needs the columns
+    id, type, queue, priority, isolated and due_at (NULL: due now). The statement needs a CTE `clock`.
     """
     return f"""
     woken AS (
         INSERT INTO ledger.outbox_event (destination, payload, headers, next_retry_at, created_at,
                                   locked_by, locked_at, lease_token, lease_until)
-        SELECT '{WAKEUP}' || queue,
+        SELECT '{CELERY}' || queue,
                jsonb_build_object('type', type, 'ids', jsonb_agg(id ORDER BY number), 'batch', batch),
                jsonb_build_object('priority', priority), due_at, clock.at,
                CASE WHEN leased THEN :wakeup_holder END, CASE WHEN leased THEN clock.at END,
@@ -52,33 +56,92 @@ def wake(source: str) -> str:
         FROM woken WHERE lease_token IS NOT NULL)"""
 
 
+# wake_again: QUEUED|RETRYING → unchanged, with a new wake-up, due now or in some seconds.
+_WAITED: Final = """CASE WHEN :in_line THEN
+            at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
+WAKE_AGAIN: Final = sql(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
+    held AS MATERIALIZED (
+        SELECT id FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND {OPEN}
+          AND (:seconds <= 0 OR last_wakeup_at IS NULL OR last_wakeup_at <= (SELECT at FROM clock))
+        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
+    waiting AS (
+        UPDATE ledger.ingest_task task
+        SET last_wakeup_at = at + greatest(make_interval(secs => :seconds), {_WAITED}),
+            updated_at = CASE WHEN :restarts_grace THEN at ELSE task.updated_at END
+        FROM held, clock WHERE task.id = held.id
+        RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN last_wakeup_at END AS due_at),
+    {insert_wakeups("waiting")}
+    SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM woken), ours FROM wakeups
+""")
+
+
 def wakeup_values(db: Db, queues: Collection[str]) -> dict[str, Any]:
-    """Return the parameters of `wake`: how large batches are, and which wake-ups this process publishes itself."""
+    """Return the parameters of `insert_wakeups`: the sizes of batches, and the lease of our own wake-ups."""
     batches = json.dumps({name: batch_of(handler) for name, handler in handlers().items()})
     return {**lease_values(db, queues), "batches": batches}
 
 
 def lease_values(db: Db, queues: Collection[str]) -> dict[str, Any]:
-    """Return the lease of wake-ups that this process publishes right after the commit, and their queues."""
-    ours = submitter()
+    """Return the lease of the wake-ups that this process publishes right after the commit, and their queues."""
+    ours = after_commit_publisher()
     watched = after_commit.is_watched(db)
     return {
         "wakeup_holder": ours.worker_id,
         "wakeup_token": ours.lease_token,
         "wakeup_seconds": ours.lease_seconds,
-        "wakeup_queues": array(queue for queue in queues if watched and ours.accepts(WAKEUP + queue)),
+        "wakeup_queues": array(queue for queue in queues if watched and ours.accepts(CELERY + queue)),
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """How many tasks got a wake-up, and in how many events."""
+
+    tasks: int = 0
+    wakeups: int = 0
+
+    def __add__(self, other: Woken) -> Woken:
+        return Woken(self.tasks + other.tasks, self.wakeups + other.wakeups)
+
+
+def wake_again(
+    db: Db,
+    ids: Sequence[uuid.UUID],
+    *,
+    queues: Collection[str],
+    after_seconds: float = 0,
+    waits_in_line: bool = False,
+    restarts_grace: bool = False,
+) -> Woken:
+    """Insert new wake-ups for waiting tasks. Their status and their attempts do not change.
+
+    With `after_seconds`, a task that has a wake-up for later gets no second one: otherwise a message that is delivered
+    twice would become two messages for ever. `waits_in_line` backs off: the longer a task has waited for its turn, the
+    later its next wake-up. `restarts_grace`: if this wake-up is lost, that is noticed after one grace, however long the
+    task has waited. This process publishes wake-ups for `queues`; the relay publishes the others.
+    """
+    if not ids:
+        return Woken()
+    values = {
+        "ids": array_of_ids(ids),
+        "seconds": after_seconds,
+        "in_line": waits_in_line,
+        "restarts_grace": restarts_grace,
+        **wakeup_values(db, queues),
+    }
+    tasks, events, ours = connection_of(db).execute(WAKE_AGAIN, values).one()
+    publish_after_commit(db, ours)
+    return Woken(tasks, events)
+
+
 def publish_after_commit(db: Db, wakeups: Sequence[Sequence[Any]]) -> None:
-    """What `wakeups` returned: wake-ups that this process must publish when its transaction has committed."""
+    """Publish the wake-ups in `wakeups.ours` (see `insert_wakeups`) when the transaction has committed."""
     if wakeups:
-        token = submitter().lease_token
+        token = after_commit_publisher().lease_token
         after_commit.publish_after_commit(db, [_claimed(wakeup, token) for wakeup in wakeups])
 
 
-def _claimed(wakeup: Sequence[Any], token: Any) -> ClaimedEvent:
+def _claimed(wakeup: Sequence[Any], token: uuid.UUID) -> ClaimedEvent:
     id_, destination, payload, headers, created_at = wakeup
-    since = datetime.fromisoformat(created_at)
-    no_headers: Mapping[str, Any] = headers or {}
-    return ClaimedEvent(id_, destination, payload, None, no_headers, 0, token, since)
+    return ClaimedEvent(id_, destination, payload, None, headers or {}, 0, token, datetime.fromisoformat(created_at))

@@ -30,12 +30,12 @@ from sqlalchemy.orm import Session
 
 from failpoint import failpoint
 from models.driver_values import array_of_ids
-from models.engine import Bind, at_once
+from models.engine import Bind, autocommit
 from models.errors import Unreachable
 from models.prepared import was_dropped
 from settings import Settings
 from tasks.core import batch_size
-from tasks.core.lease import Held, Watched
+from tasks.core.lease import HeldLease, WatchedTask
 from tasks.core.outcomes import (
     DONE,
     SENTENCE_LIMIT,
@@ -113,7 +113,7 @@ class Batch:
         self.outside: dict[Task, float] = {}  # seconds before `Finish`, which belong to the same call
 
     def run(self) -> None:
-        held: Held | None = None
+        held: HeldLease | None = None
         with ExitStack() as stack:
             try:
                 held = stack.enter_context(self._holding())
@@ -139,10 +139,10 @@ class Batch:
             return self.half_a_lease_at
         return min(self.half_a_lease_at, time.monotonic() + batch_size.STOP_SECONDS)
 
-    def _holding(self) -> AbstractContextManager[Held]:
+    def _holding(self) -> AbstractContextManager[HeldLease]:
         return heartbeat().holding(self.claim.token, self.claim.deadline)
 
-    def _together(self, held: Held) -> None:
+    def _together(self, held: HeldLease) -> None:
         """Afterwards all are settled, or the culprit is, if one is known.
 
         Not one that ran after others of its partition key: what it saw of them was rolled back, so it has yet to run
@@ -161,7 +161,7 @@ class Batch:
         """With time of their own, and as they were submitted: a handler may change what it is given."""
         self.stop_starting_at = self._stop_starting_at()
         try:
-            with at_once(self.engine) as connection:
+            with autocommit(self.engine) as connection:
                 given = connection.execute(GIVEN, {"ids": array_of_ids(task.id for task in tasks)})
                 contents = {id_: (payload, context or {}) for id_, payload, context in given}
         except DBAPIError as error:
@@ -169,14 +169,14 @@ class Batch:
         for task in tasks:
             task.payload, task.context = contents.get(task.id, (task.payload, task.context))
 
-    def _one_by_one(self, held: Held) -> None:
+    def _one_by_one(self, held: HeldLease) -> None:
         for task in self.unsettled:
             if len(self.claim.tasks) > 1 and time.monotonic() >= self.stop_starting_at:
                 self.unsettled.give_back([(each, self.no_time) for each in self.unsettled])
                 return
             self._alone(task, held)
 
-    def _alone(self, task: Task, held: Held) -> None:
+    def _alone(self, task: Task, held: HeldLease) -> None:
         if self.unsettled.is_held_up(task):
             self.unsettled.settle(task, NOT_ITS_TURN)
         elif self.handler.transactional:
@@ -184,17 +184,17 @@ class Batch:
         else:
             self._outside(task, held)
 
-    def _inside(self, task: Task, handler: Handler, held: Held) -> None:
+    def _inside(self, task: Task, handler: Handler, held: HeldLease) -> None:
         match self._attempt([task], handler, held):
             case Broken(culprit=(_, outcome)):
                 self.unsettled.settle(task, outcome)
             case Broken():
                 self.unsettled.lost(task, DONE)
 
-    def _outside(self, task: Task, held: Held) -> None:
+    def _outside(self, task: Task, held: HeldLease) -> None:
         """No transaction is open while its handler runs; how long that takes is between it and its limits."""
         self.running = [task]
-        held.watched = Watched(task.id, self.limit.interrupter_of_next_call())
+        held.watched = WatchedTask(task.id, self.limit.interrupter_of_next_call())
         with_steps = replace(task, steps=Steps(self.engine, task.id, held))
         started_at = time.monotonic()
         try:
@@ -205,10 +205,10 @@ class Batch:
         if isinstance(outcome, Finish):
             self._inside(task, _finishing(self.handler, outcome), held)
         else:
-            batch_size.note(self.handler, self.unsettled.seconds[task])
+            batch_size.record_duration(self.handler, self.unsettled.seconds[task])
             self.unsettled.settle(task, outcome)
 
-    def _attempt(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:
+    def _attempt(self, tasks: Sequence[Task], handler: Handler, held: HeldLease) -> Broken | None:
         """One transaction, repeated if the database asks for it. None: committed."""
         for _ in range(REPEATS):
             try:
@@ -217,7 +217,7 @@ class Batch:
                 self._begin_again(tasks)
         return Broken.by(tasks, TOO_OFTEN)
 
-    def _transaction(self, tasks: Sequence[Task], handler: Handler, held: Held) -> Broken | None:
+    def _transaction(self, tasks: Sequence[Task], handler: Handler, held: HeldLease) -> Broken | None:
         ran: list[tuple[Task, Outcome]] = []
         self.running = ()
         with handler_session(self.engine) as db:
@@ -243,12 +243,12 @@ class Batch:
         failpoint("ingest.after_settle")
         return None
 
-    def _called(self, tasks: Sequence[Task], db: HandlerSession, handler: Handler, held: Held) -> list[Outcome]:
+    def _called(self, tasks: Sequence[Task], db: HandlerSession, handler: Handler, held: HeldLease) -> list[Outcome]:
         started_at = time.monotonic()
         outcomes = call(handler, tasks, db, held, self.limit)
         each = (time.monotonic() - started_at) / len(tasks) + self.outside.get(tasks[0], 0.0)
         self.unsettled.seconds |= dict.fromkeys(tasks, each)
-        batch_size.note(handler, each)
+        batch_size.record_duration(handler, each)
         return outcomes
 
     def _refusal(self, error: DBAPIError, db: HandlerSession) -> Outcome:

@@ -9,7 +9,7 @@ the old holder still wants to write is refused and audited.
                                                      └─release─► QUEUED
 
 A delivered id that is not claimed is SKIPPED (running, final, taken by somebody else at this moment, or unknown),
-NOT_DUE, or UNHANDLED (no handler here: a rolling deploy; it is woken again later and burns nothing). Own ids come first;
+NOT_DUE, or UNHANDLED (no handler here, as in a rolling deploy: it is woken again later). Own ids come first;
 what remains of the batch is filled with other due tasks of the same queue and type (P7). A claim holds one kind (P4),
 and a task that must run alone (P5) is a kind of its own: `left` are the ids for the next claim. Tasks with a partition
 key are KEYED: `tasks/execution/claim_partitioned.py` claims those whose turn it is.
@@ -18,8 +18,6 @@ For transactional handlers the claim is committed asynchronously (P15): if the s
 are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for; so is one
 that is `durable`, after which nothing but the ledger will know the task.
 """
-
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
 
 from __future__ import annotations
 
@@ -80,9 +78,11 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
     relaxed AS MATERIALIZED (
         SELECT set_config('synchronous_commit', 'off', true) FROM kind WHERE relaxed),
     lease AS (
-        INSERT INTO ledger.task_lease (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, last_wakeup_at)
+        INSERT INTO ledger.task_lease
+            (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, last_wakeup_at)
         SELECT CAST(:token AS uuid), CAST(:holder AS text), clock.at + make_interval(secs => :lease_seconds),
-               array_agg(held.id), kind.type, kind.queue, kind.priority, clock.at, (SELECT max(last_wakeup_at) FROM mine)
+               array_agg(held.id), kind.type, kind.queue, kind.priority, clock.at,
+               (SELECT max(last_wakeup_at) FROM mine)
         FROM held CROSS JOIN kind CROSS JOIN clock GROUP BY kind.type, kind.queue, kind.priority, clock.at),
     told AS (
         INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, actor, created_at)

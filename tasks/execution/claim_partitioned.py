@@ -1,7 +1,5 @@
 """Claiming tasks that have a partition key: those whose turn it is (`tasks/core/partition_keys.py`)."""
 
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
-
 from __future__ import annotations
 
 import uuid
@@ -11,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Connection
 
 from tasks.core.due import OPEN
-from tasks.core.partition_keys import STANDS, UNDONE, skipping
+from tasks.core.partition_keys import BLOCKS, UNDONE, skipping
 from tasks.core.registry import Handler
 from tasks.execution.claim import DUE, Claim, claim, claim_statement
 
@@ -21,14 +19,15 @@ CLAIM_KEYED: Final = claim_statement(
     turn AS MATERIALIZED (
         SELECT own.*, (
             SELECT status FROM ledger.ingest_task before
-            WHERE before.partition_key = own.partition_key AND before.key_seq < own.key_seq AND {STANDS}
+            WHERE before.partition_key = own.partition_key AND before.key_seq < own.key_seq AND {BLOCKS}
             ORDER BY before.key_seq DESC LIMIT 1) AS before
         FROM own WHERE open AND due AND batch IS NOT NULL AND own.partition_key IS NOT NULL),
     kind AS MATERIALIZED (
         SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
         FROM turn WHERE before IS NULL ORDER BY isolated, place LIMIT 1),
     mine AS MATERIALIZED (
-        SELECT turn.id, turn.last_wakeup_at, partition_key, key_seq FROM turn JOIN kind USING (type, queue, priority, isolated)
+        SELECT turn.id, turn.last_wakeup_at, partition_key, key_seq
+        FROM turn JOIN kind USING (type, queue, priority, isolated)
         WHERE before IS NULL ORDER BY place LIMIT (SELECT most FROM kind)),
     run_on AS MATERIALIZED (
         SELECT next.* FROM kind CROSS JOIN mine CROSS JOIN LATERAL (

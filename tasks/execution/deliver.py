@@ -6,8 +6,6 @@ The message may be a duplicate, late, or made by hand: the guard decides. It is 
 settled or refused; if this process dies before, the broker or reclaim brings the tasks back.
 """
 
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
-
 from __future__ import annotations
 
 import logging
@@ -24,12 +22,10 @@ from sqlalchemy.orm import Session
 
 import settings
 from failpoint import failpoint
-from models.engine import at_once
+from models.engine import autocommit
 from models.errors import CeleriacError
-from models.sql import sql
-from outbox.lease import connection_of
 from tasks.core import wakeups
-from tasks.core.batch_size import fills_a_small_batch
+from tasks.core.batch_size import is_kept_small
 from tasks.core.holders import holder_of
 from tasks.core.outcomes import Released, Snoozed
 from tasks.core.partition_keys import NEXT_SECONDS
@@ -48,27 +44,6 @@ Owned = Callable[[Sequence[uuid.UUID]], None]
 UNHANDLED_SECONDS: Final = 30.0
 Id = str | uuid.UUID
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
-# Whose predecessor runs for long is woken less and less often: the end of that wake-ups for it.
-_WAITED: Final = """CASE WHEN :in_line THEN
-            at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
-# wake_again: for tasks that are not run here, now or after so many seconds; no attempt, no transition (P7). Whoever is
-# woken now waits for this wake-up from now on: if it is lost, that is noticed after a grace, however long it waited before.
-# Whoever is woken for later has that wake-up already: a message that comes twice must not become two for ever.
-WAKE_AGAIN: Final = sql(f"""
-    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
-    held AS MATERIALIZED (
-        SELECT id FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
-          AND (:seconds <= 0 OR last_wakeup_at IS NULL OR last_wakeup_at <= (SELECT at FROM clock))
-        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
-    waiting AS (
-        UPDATE ledger.ingest_task task SET last_wakeup_at = at + greatest(make_interval(secs => :seconds), {_WAITED}),
-            updated_at = CASE WHEN :seconds > 0 THEN task.updated_at ELSE at END
-        FROM held, clock WHERE task.id = held.id
-        RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN last_wakeup_at END AS due_at),
-    {wakeups.wake("waiting")}
-    SELECT ours FROM wakeups
-""")
 
 
 def ingest(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
@@ -106,9 +81,9 @@ def _claim_and_run(
             count("skipped", len(claimed.skipped))
             count("not_due", len(claimed.not_due))
             # A rolling deploy: another worker may know their type, or this one tomorrow.
-            _wake_again(engine, claimed.unhandled, UNHANDLED_SECONDS)
+            _wake_again(engine, claimed.unhandled, after_seconds=UNHANDLED_SECONDS)
             # Their turn is about to come.
-            _wake_again(engine, claimed.next_in_line, NEXT_SECONDS, in_line=True)
+            _wake_again(engine, claimed.next_in_line, after_seconds=NEXT_SECONDS, waits_in_line=True)
             keyed += claimed.keyed
             ids = _for_others(engine, claimed)
             if owned:
@@ -127,12 +102,12 @@ def _repeated_if_asked(engine: Engine, claim: Callable[[Connection], Claim]) -> 
     """A database whose default is REPEATABLE READ or above may ask for that (P14); an error would lose the message."""
     for _ in range(REPEATS - 1):
         try:
-            with at_once(engine) as connection:
+            with autocommit(engine) as connection:
                 return claim(connection)
         except DBAPIError as error:
             if not is_serialization_failure(error):
                 raise
-    with at_once(engine) as connection:
+    with autocommit(engine) as connection:
         return claim(connection)
 
 
@@ -142,27 +117,22 @@ def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
     That is all of it if they cannot be woken for: an error would leave what is claimed to reclaim, and a task that was
     alone in its batch would be charged with that (P5).
     """
-    if not claimed.tasks or not fills_a_small_batch(find(claimed.tasks[0].type), len(claimed.tasks)):
+    if not claimed.tasks or not is_kept_small(find(claimed.tasks[0].type), len(claimed.tasks)):
         return claimed.left
     try:
-        _wake_again(engine, claimed.left, 0, queues=[claimed.tasks[0].queue])
+        _wake_again(engine, claimed.left, queues=[claimed.tasks[0].queue], restarts_grace=True)
     except (DBAPIError, CeleriacError) as error:
         logger.warning("not left to others: %s", str(error).partition("\n")[0])
         return claimed.left
     return []
 
 
-def _wake_again(
-    engine: Engine, ids: Sequence[uuid.UUID], seconds: float, *, in_line: bool = False, queues: Sequence[str] = ()
-) -> None:
+def _wake_again(engine: Engine, ids: Sequence[uuid.UUID], *, queues: Sequence[str] = (), **how: Any) -> None:
     """Wake-ups for these queues that are due at once are ours to publish."""
-    if not ids:
-        return
-    with Session(engine) as db:
-        values = {"ids": list(ids), "seconds": seconds, "in_line": in_line, **wakeups.wakeup_values(db, queues)}
-        ours = connection_of(db).execute(WAKE_AGAIN, values).scalar_one()
-        wakeups.publish_after_commit(db, ours)
-        db.commit()
+    if ids:
+        with Session(engine) as db:
+            wakeups.wake_again(db, ids, queues=queues, **how)
+            db.commit()
 
 
 def known_ids(ids: Sequence[Any]) -> list[str]:

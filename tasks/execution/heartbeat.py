@@ -28,7 +28,7 @@ from models.engine import make_engine
 from models.errors import CeleriacError, LeaseLost
 from models.one_per_process import OnePerProcess
 from models.sql import sql
-from tasks.core.lease import Held
+from tasks.core.lease import HeldLease
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +62,15 @@ class Heartbeat:
     def __init__(self, current: settings.Settings) -> None:
         self.settings = current
         self.lease_seconds = current.ingest_lease_seconds
-        self._held: dict[uuid.UUID, Held] = {}
+        self._held: dict[uuid.UUID, HeldLease] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._engine: Engine | None = None
 
     @contextmanager
-    def holding(self, token: uuid.UUID, deadline: float) -> Iterator[Held]:
-        held = Held(token, deadline)
+    def holding(self, token: uuid.UUID, deadline: float) -> Iterator[HeldLease]:
+        held = HeldLease(token, deadline)
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)

@@ -27,7 +27,7 @@ RUNNING: Final = sql(f"""
     WHERE id IN (SELECT unnest(task_ids) FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[])))
       AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
     ORDER BY id
-""")  # noqa: S608 - a literal of ours
+""")
 
 
 def give_back(engine: Engine, settings: Settings, token: uuid.UUID, outcome: Released | Snoozed) -> None:

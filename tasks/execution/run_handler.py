@@ -12,9 +12,9 @@ from typing import Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
-from models.driver_values import Unreadable
+from models.driver_values import UnparsableJson
 from models.errors import LeaseLost
-from tasks.core.lease import Held
+from tasks.core.lease import HeldLease
 from tasks.core.outcomes import (
     DONE,
     Dead,
@@ -45,7 +45,9 @@ class Repeat(Exception):
     """The database asked for the transaction to be repeated."""
 
 
-def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held, limit: SoftLimit) -> list[Outcome]:
+def call(
+    handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: HeldLease, limit: SoftLimit
+) -> list[Outcome]:
     """One outcome for each task; of a handler of many that failed, the same for all.
 
     Raises `Repeat` and `LedgerLost`, which are no task's outcome. What ends this process goes through.
@@ -69,7 +71,7 @@ def call(handler: Handler, tasks: Sequence[Task], db: HandlerSession, held: Held
         return [_failed(error, db, handler)] * len(tasks)
 
 
-def call_outside(handler: Handler, task: Task, held: Held, limit: SoftLimit) -> Outcome | Finish:
+def call_outside(handler: Handler, task: Task, held: HeldLease, limit: SoftLimit) -> Outcome | Finish:
     """Outside any transaction. `Finish` is not the end yet."""
     if not _is_readable(task):
         return UNREADABLE
@@ -98,11 +100,11 @@ def _end_a_child_of(process: int, error: BaseException | None = None) -> None:
 
 
 def _is_readable(task: Task) -> bool:
-    return not isinstance(task.payload, Unreadable) and not isinstance(task.context, Unreadable)
+    return not isinstance(task.payload, UnparsableJson) and not isinstance(task.context, UnparsableJson)
 
 
 @contextmanager
-def _hard_limit(handler: Handler, held: Held) -> Iterator[None]:
+def _hard_limit(handler: Handler, held: HeldLease) -> Iterator[None]:
     held.hard_limit_at = time.monotonic() + handler.hard_limit_seconds
     try:
         yield
@@ -135,7 +137,7 @@ def _failed(error: BaseException, db: HandlerSession | None, handler: Handler) -
             return Retry(Failure.of(error, ErrorCode.TIMEOUT))
         case StepsLost():  # no error of the handler's own
             return Retry(Failure.of(error, ErrorCode.LEDGER_LOST))
-        case Exception() if not isinstance(error, Verdict | LeaseLost) and handler.dies_of(error):
+        case Exception() if not isinstance(error, Verdict | LeaseLost) and handler.is_permanent(error):
             return Dead(Failure.of(error, ErrorCode.PERMANENT))
         case _:
             return outcome_of(error)

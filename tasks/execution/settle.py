@@ -1,4 +1,4 @@
-"""Writing down what became of tasks, in the rules of the seed (000, section 2.3).
+"""Writing down what became of tasks: one transition for each outcome.
 
     Succeeded   RUNNING → SUCCEEDED, with the result
     Retry       attempt_count + 1; with the last attempt DEAD, else RETRYING at now + backoff(attempt_count), and the
@@ -18,36 +18,23 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import metrics
 from models.driver_values import array, array_of_ids
 from models.prepared import Prepared
 from outbox.backoff import backoff_ms
+from outbox.destinations import CELERY
 from outbox.lease import Db, connection_of
 from settings import Settings
 from tasks.core import wakeups
 from tasks.core.holders import actor
-from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
+from tasks.core.outcomes import Dead, Outcome, Retry, Snoozed, Succeeded
 from tasks.core.partition_keys import skipping
 from tasks.core.registry import Handler, handlers
 from tasks.core.task import Task
-from tasks.execution.settle_statements import (
-    AUDIT,
-    DEAD,
-    DEAD_SKIPPED,
-    DISCARD,
-    DISCARD_KEYED,
-    ISOLATE,
-    RELEASE,
-    RETRY,
-    SNOOZE,
-    SUCCEED,
-    SUCCEED_IN_BATCH,
-    SUCCEED_KEYED,
-    SUCCEED_KEYED_IN_BATCH,
-)
+from tasks.execution.settle_statements import AUDIT, TRANSITIONS, settling
 
 Outcomes = Sequence[tuple[Task, Outcome]]
 Columns = Mapping[str, Any]
@@ -77,10 +64,6 @@ class Settlement:
             settled.update(group if ids is None else (pair for pair in group if pair[0].id in ids))
         return settled
 
-    def isolate(self, db: Db, tasks: Sequence[Task], why: str) -> dict[Task, Outcome]:
-        """They were in a batch that was lost: alone next time, and no attempt burned (P5)."""
-        return self.settle(db, [(task, Isolated(why)) for task in tasks], is_last=True)
-
     def audit(self, db: Db, ids: Sequence[uuid.UUID], code: str, *, is_last: bool) -> None:
         """A lost lease: what this holder could not write, and what it found instead."""
         values = {"id": array_of_ids(ids), "code": code, "worker_id": actor(), "token": self.token, "is_last": is_last}
@@ -102,34 +85,26 @@ class Settlement:
         wakeups.publish_after_commit(db, ours)
         return None if ids is None else set(ids)
 
-    def _statement(self, group: Sequence[tuple[Task, Any]], *, in_batch: bool) -> tuple[Prepared, Columns]:  # noqa: PLR0911 - one each
-        """One statement for outcomes of one kind, and what it needs to know of each."""
-        outcomes = [outcome for _, outcome in group]
-        is_keyed = any(task.partition_key is not None for task, _ in group)
-        keyed = {"skipping": skipping(handlers())} if is_keyed else {}
-        match outcomes[0]:
-            case Succeeded():
-                statement = _SUCCEEDING[is_keyed, in_batch]
-                return statement, {"result": array(outcome.written for outcome in outcomes), **keyed}
-            case Retry():
-                return RETRY, {
-                    **_errors(outcomes),
-                    "wait_ms": array(self._wait_ms(task, outcome) for task, outcome in group),
-                }
-            case Dead():
-                queue = self.settings.ingest_dlq_queue
-                columns = {**_errors(outcomes), "dead_letters": f"{wakeups.WAKEUP}{queue}" if queue else ""}
-                return (DEAD_SKIPPED, columns | keyed) if is_keyed and self.handler.skip_dead else (DEAD, columns)
-            case Snoozed():
-                return SNOOZE, {**_reasons(outcomes), "wait_ms": array(outcome.seconds * 1000 for outcome in outcomes)}
-            case Discarded():
-                return (DISCARD_KEYED, {**_reasons(outcomes), **keyed}) if is_keyed else (DISCARD, _reasons(outcomes))
-            case Released():
-                return RELEASE, _reasons(outcomes)
-            case _:
-                return ISOLATE, _reasons(outcomes)
+    def _statement(self, group: Sequence[tuple[Task, Any]], *, in_batch: bool) -> tuple[Prepared, Columns]:
+        """One statement for outcomes of one kind, and its value for each task."""
+        kind: Any = type(group[0][1])
+        transition = TRANSITIONS[kind]
+        values = {name: array(_COLUMNS[name](self, *pair) for pair in group) for name in transition.columns}
+        frees_keys = (
+            transition.is_final
+            and (kind is not Dead or self.handler.skip_dead)
+            and any(task.partition_key is not None for task, _ in group)
+        )
+        if frees_keys:
+            values["skipping"] = skipping(handlers())
+        if kind is Dead:
+            queue = self.settings.ingest_dlq_queue
+            values["dead_letters"] = f"{CELERY}{queue}" if queue else ""
+        return settling(kind, frees_keys=frees_keys, in_batch=in_batch and kind is Succeeded), values
 
-    def _wait_ms(self, task: Task, failed: Retry) -> float:
+    def _wait_ms(self, task: Task, failed: Retry | Snoozed) -> float:
+        if isinstance(failed, Snoozed):
+            return failed.seconds * 1000
         return max(self._backoff_ms(task.attempt_count + 1), failed.least_seconds * 1000)
 
     def _backoff_ms(self, attempt: int) -> float:
@@ -143,26 +118,16 @@ class Settlement:
         )
 
 
-_SUCCEEDING: Final = {  # with partition keys, in a batch
-    (False, False): SUCCEED,
-    (False, True): SUCCEED_IN_BATCH,
-    (True, False): SUCCEED_KEYED,
-    (True, True): SUCCEED_KEYED_IN_BATCH,
-}
-
-
 def _final(task: Task, failed: Any) -> tuple[Task, Outcome]:
     """The last attempt that fails is the end."""
     return task, Dead(failed.failure) if task.attempt_count + 1 >= task.max_attempts else failed
 
 
-def _errors(outcomes: Sequence[Retry | Dead]) -> Columns:
-    return {
-        "last_error": array(outcome.failure.trace for outcome in outcomes),
-        "error_message": array(outcome.failure.message for outcome in outcomes),
-        "error_code": array(outcome.failure.code for outcome in outcomes),
-    }
-
-
-def _reasons(outcomes: Sequence[Discarded | Isolated | Released | Snoozed]) -> Columns:
-    return {"why": array(outcome.why for outcome in outcomes)}
+_COLUMNS: Final[dict[str, Callable[[Settlement, Task, Any], Any]]] = {
+    "result": lambda _, __, succeeded: succeeded.written,
+    "why": lambda _, __, outcome: outcome.why,
+    "wait_ms": lambda settlement, task, outcome: settlement._wait_ms(task, outcome),
+    "last_error": lambda _, __, failed: failed.failure.trace,
+    "error_message": lambda _, __, failed: failed.failure.message,
+    "error_code": lambda _, __, failed: failed.failure.code,
+}

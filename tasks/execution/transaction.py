@@ -25,21 +25,33 @@ from tasks.execution.settle_statements import BEGIN_BATCH, CHECK_DEFERRED
 
 
 class TransactionMisused(Misuse):
-    """A handler does not end the transaction that it was given: its effect and SUCCEEDED commit together."""
+    """A handler does not end the transaction that it was given: its effect and SUCCEEDED commit together.
+
+    A transactional handler committed or rolled back the session that it was given.
+    """
 
     code = "transaction_misused"
+    remedy = "Remove the commit or rollback: Celeriac commits the handler's writes together with SUCCEEDED."
 
 
 class TransactionFailed(CeleriacError):
-    """The handler went on after an error of the database, and what it wrote cannot be committed: use a savepoint."""
+    """The handler went on after an error of the database, and what it wrote cannot be committed: use a savepoint.
+
+    The handler caught a database error, and its transaction cannot be used any more.
+    """
 
     code = "transaction_failed"
+    remedy = "Run the statement that may fail inside `with db.begin_nested():`."
 
 
 class LedgerLost(CeleriacError):
-    """The connection to the ledger was lost in the middle of a transaction."""
+    """The connection to the ledger was lost in the middle of a transaction.
+
+    PostgreSQL was restarted or became unreachable while a handler ran.
+    """
 
     code = "ledger_lost"
+    remedy = "Nothing: the task runs again when PostgreSQL is back."
 
 
 @contextmanager

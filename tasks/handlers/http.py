@@ -1,9 +1,9 @@
-"""http.request: a POST to a named destination, through the outbox.
+"""http.request: POST to a named destination through the outbox.
 
     {"destination": "crm", "body": {…}, "orderingKey": "customer 17"}
 
-The event is written in the task's own transaction: SUCCEEDED means that it is handed over, and `eventId` says where to
-look for what became of it. From there the outbox delivers it at least once, with the same Idempotency-Key each time.
+The event is written in the task's own transaction. SUCCEEDED means that the outbox has it; `eventId` in the result
+names it. The outbox delivers it at least once, with the same Idempotency-Key each time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import outbox
 import settings
 from outbox.canonical import BadPayload
 from outbox.destinations import UnknownDestination, open_poster
-from tasks.core.outcomes import Permanent
-from tasks.core.registry import handler
-from tasks.core.task import Task
-from tasks.submission.json_lines import said
+from tasks import Permanent, Task, handler
+from tasks.submission.json_lines import describe_invalid
 
 
 class Request(BaseModel):
-    """What is to be sent, and where to."""
+    """The payload: a destination, and the body to send."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_alias=True, extra="forbid", frozen=True)
 
@@ -37,17 +35,17 @@ class Request(BaseModel):
 @handler("http.request")
 def request(task: Task, db: Session) -> dict[str, int]:
     try:
-        asked = Request.model_validate(task.payload)
-        objection = open_poster(asked.destination, settings.current()).objection
+        wanted = Request.model_validate(task.payload)
+        objection = open_poster(wanted.destination, settings.current()).objection
     except ValidationError as error:
-        raise Permanent(f"The request cannot be sent: {said(error)}.") from None
+        raise Permanent(f"The request is invalid: {describe_invalid(error.errors())}.") from None
     except UnknownDestination as error:
         raise Permanent(str(error)) from None
     if objection:
         raise Permanent(objection)
-    traced = {"traceparent": task.context["traceparent"]} if "traceparent" in task.context else {}
+    headers = {"traceparent": task.context["traceparent"]} if "traceparent" in task.context else {}
     try:
-        event_id = outbox.add(db, asked.destination, asked.body, headers=traced, ordering_key=asked.ordering_key)
+        event_id = outbox.add(db, wanted.destination, wanted.body, headers=headers, ordering_key=wanted.ordering_key)
     except BadPayload as error:
         raise Permanent(error.message) from None
     return {"eventId": event_id}

@@ -1,15 +1,12 @@
-"""Dead letters: what an operator does with DEAD tasks, and the queue that shows them (P23).
+"""Requeue or discard DEAD tasks.
 
-    DEAD ──requeue──► QUEUED      attempts start again, the history stays        DEAD ──discard──► DISCARDED
+    DEAD ──requeue──► QUEUED     attempts start again, the history stays
+    DEAD ──discard──► DISCARDED
 
-In small batches, each its own transaction: safe to interrupt and to run twice, also by two people at once. Only what
-was DEAD when it began is touched, so that tasks that die again meanwhile are not brought back for ever.
-
-The queue `INGEST_DLQ_QUEUE` is a projection of the DEAD tasks: each puts a message with its id and error code there,
-through the outbox. `sync` makes it equal again after a requeue, a discard, or a broker that lost it.
+Both work in small batches, each in its own transaction, so they are safe to interrupt, to repeat, and to run from
+several places at once. Only tasks that were DEAD at the start are touched: a task that dies again meanwhile is not
+requeued again and again. `dead_letter_queue.sync` brings the dead-letter queue up to date afterwards.
 """
-
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, TextClause
@@ -28,11 +26,11 @@ from models.clock import now
 from models.sql import sql
 from outbox.lease import connection_of
 from tasks.core import partition_keys, wakeups
-from tasks.core.notifications import notified
+from tasks.core.notifications import insert_notifications
 from tasks.core.registry import handlers
 
 BATCH: Final = 500
-MOST_GROUPS: Final = 100
+MAX_GROUPS: Final = 100
 Place = dict[str, Any]
 START: Final[Place] = {"after_at": "-infinity", "after_id": uuid.UUID(int=0)}
 
@@ -47,19 +45,16 @@ PAGE: Final = """finished_at <= :no_later AND (finished_at, id) > (:after_at, :a
         ORDER BY finished_at, id LIMIT :batch"""
 LAST: Final = "ORDER BY finished_at DESC, id DESC LIMIT 1"
 
-# count: by type and error, the most frequent first; the last column is how many there are in all. With a limit, those
-# that a requeue would take: the longest dead.
-_COUNT: Final = """
+# count: by type and error, most frequent first. The last column is the total of all groups.
+COUNT: Final = sql(f"""
     SELECT type, error_code, error_message, count(*), CAST(sum(count(*)) OVER () AS bigint)
-    FROM {} GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT :most
-"""
-COUNT: Final = sql(_COUNT.format(f"ingest_task WHERE {_CHOSEN}"))
-COUNT_FIRST: Final = sql(
-    _COUNT.format(f"(SELECT * FROM ledger.ingest_task WHERE {_CHOSEN} ORDER BY finished_at, id LIMIT :limit) AS first")
-)
+    FROM (SELECT type, error_code, error_message FROM ledger.ingest_task WHERE {_CHOSEN}
+          ORDER BY finished_at, id LIMIT :limit) AS longest_dead
+    GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT :max_groups
+""")
 
-# The place in the order is that of the page, not of what could be locked: whoever works on the same page at the same
-# time must not end our way through the others.
+# The next page starts after the last row of `page`, not of `held`: a page whose rows are all locked by another operator
+# must not end the loop.
 _NEXT: Final = f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     page AS MATERIALIZED (SELECT id, finished_at FROM ledger.ingest_task WHERE {_CHOSEN} AND {PAGE}),
@@ -69,9 +64,9 @@ _NEXT: Final = f"""
 _DONE: Final = f"""
     (SELECT finished_at FROM page {LAST}), (SELECT id FROM page {LAST}), (SELECT array_agg(id) FROM held)"""
 
-# requeue: DEAD → QUEUED, attempts start again, due at once, with its wake-up. What killed its worker runs alone (P5).
-# Where the others of its partition key went on without it, it has lost its turn, and gets another at the end (P9);
-# several of one key keep their order.
+# requeue: DEAD → QUEUED, attempts start again, due at once, with a wake-up. A task that killed its worker runs alone.
+# If its handler has `skip_dead`, later tasks of the partition key have overtaken it: it moves to the end of the key.
+# Several tasks of one key keep their order.
 REQUEUE: Final = sql(f"""{_NEXT},
     forgotten AS (DELETE FROM ledger.task_step WHERE :reset_steps AND task_id IN (SELECT id FROM held)),
     locked AS MATERIALIZED (
@@ -86,7 +81,8 @@ REQUEUE: Final = sql(f"""{_NEXT},
               AND (SELECT count(*) FROM locked) > 0
             ORDER BY key_seq) AS skipped),
     told AS (
-        INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
+        INSERT INTO ledger.ingest_task_transition
+            (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'QUEUED', 0, :reason, :actor, at FROM held CROSS JOIN clock),
     back AS (
         UPDATE ledger.ingest_task task
@@ -95,35 +91,36 @@ REQUEUE: Final = sql(f"""{_NEXT},
             key_seq = coalesce((SELECT key_seq FROM turns WHERE turns.id = task.id), task.key_seq)
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
-    {wakeups.wake("back")}
+    {wakeups.insert_wakeups("back")}
     SELECT {_DONE}, ours FROM wakeups
 """)
-# discard: DEAD → DISCARDED; whoever asked to be notified is told, and who waited for it in its partition key is woken.
+# discard: DEAD → DISCARDED; sends the `notify` event, and wakes the next task of the partition key.
 DISCARD: Final = sql(f"""{_NEXT},
     told AS (
-        INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, message, actor, created_at)
+        INSERT INTO ledger.ingest_task_transition
+            (task_id, from_status, to_status, attempt_count, message, actor, created_at)
         SELECT id, 'DEAD', 'DISCARDED', attempt_count, :reason, :actor, at FROM held CROSS JOIN clock),
     gone AS (
         UPDATE ledger.ingest_task task SET status = 'DISCARDED', finished_at = at, updated_at = at
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, task.attempt_count, error_message, notify, partition_key),
-    {notified("gone", "DISCARDED")},
-    {partition_keys.freed("gone")},
-    {wakeups.wake("freed")}
+    {insert_notifications("gone", "DISCARDED")},
+    {partition_keys.find_freed("gone")},
+    {wakeups.insert_wakeups("freed")}
     SELECT {_DONE}, ours FROM wakeups
 """)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which DEAD tasks. Nothing given: all."""
+    """Filters for DEAD tasks. Without a filter, all are chosen."""
 
     ids: list[uuid.UUID] | None = None
     type: str | None = None
     queue: str | None = None
     error_code: str | None = None
-    since: datetime | None = None  # DEAD since
-    until: datetime | None = None
+    since: datetime | None = None  # died at or after
+    until: datetime | None = None  # died before
 
     @property
     def is_all(self) -> bool:
@@ -132,7 +129,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class DeadCount:
-    """How many of one kind."""
+    """The number of tasks with one type and one error."""
 
     type: str
     error_code: str | None
@@ -142,20 +139,22 @@ class DeadCount:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many are chosen, and of which kinds: the most frequent ones."""
+    """The number of chosen tasks, and the largest groups among them."""
 
     total: int
     groups: list[DeadCount]
 
 
 def count(connection: Connection, choice: Choice, *, limit: int | None = None) -> Counted:
-    """With a limit, of those that `requeue` and `discard` take first."""
-    values = {**dataclasses.asdict(choice), "most": MOST_GROUPS, "limit": limit}
-    rows = connection.execute(COUNT if limit is None else COUNT_FIRST, values).all()
+    """Count the chosen tasks. With a limit, count only those that `requeue` and `discard` would take first."""
+    values = {**dataclasses.asdict(choice), "limit": limit, "max_groups": MAX_GROUPS}
+    rows = connection.execute(COUNT, values).all()
     return Counted(int(rows[0][-1]) if rows else 0, [DeadCount(*row[:-1]) for row in rows])
 
 
-def requeue(
+def _in_batches(
+    statement: TextClause,
+    default_reason: str,
     engine: Engine,
     choice: Choice,
     *,
@@ -165,35 +164,18 @@ def requeue(
     limit: int | None = None,
     batch: int = BATCH,
 ) -> Iterator[list[uuid.UUID]]:
-    """Yields the ids of each batch that was requeued, after its commit. Steps that are done stay so, unless reset."""
-    values = {"actor": actor, "reason": reason or "requeued", "reset_steps": reset_steps}
-    return _in_batches(engine, choice, REQUEUE, limit=limit, batch=batch, values=values)
+    """Change the chosen tasks, longest dead first; yield the ids of each batch after its commit.
 
-
-def discard(
-    engine: Engine,
-    choice: Choice,
-    *,
-    actor: str,
-    reason: str | None = None,
-    limit: int | None = None,
-    batch: int = BATCH,
-) -> Iterator[list[uuid.UUID]]:
-    """Yields the ids of each batch that was discarded, after its commit."""
-    values = {"actor": actor, "reason": reason or "discarded"}
-    return _in_batches(engine, choice, DISCARD, limit=limit, batch=batch, values=values)
-
-
-def _in_batches(
-    engine: Engine, choice: Choice, statement: TextClause, *, limit: int | None, batch: int, values: dict[str, Any]
-) -> Iterator[list[uuid.UUID]]:
+    `reset_steps` makes a requeued task forget its finished steps, so that every step runs again.
+    """
+    values: dict[str, Any] = {"actor": actor, "reason": reason or default_reason, "reset_steps": reset_steps}
     with engine.connect() as connection:
-        values = {**dataclasses.asdict(choice), **values, "no_later": now(connection)}
+        values |= {**dataclasses.asdict(choice), "no_later": now(connection)}
     done, place = 0, START
     while limit is None or done < limit:
-        most = batch if limit is None else min(batch, limit - done)
+        size = batch if limit is None else min(batch, limit - done)
         with Session(engine) as db:
-            given = {**values, **place, "batch": most, **wakeups.wakeup_values(db, settings.current().ingest_queues)}
+            given = {**values, **place, "batch": size, **wakeups.wakeup_values(db, settings.current().ingest_queues)}
             given["skipping"] = partition_keys.skipping(handlers())
             at, last, ids, ours = connection_of(db).execute(statement, given).one()
             wakeups.publish_after_commit(db, ours)
@@ -204,3 +186,7 @@ def _in_batches(
         if ids:
             done += len(ids)
             yield ids
+
+
+requeue = partial(_in_batches, REQUEUE, "requeued")
+discard = partial(_in_batches, DISCARD, "discarded")

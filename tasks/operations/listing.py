@@ -1,18 +1,16 @@
-"""Tasks as people look at them: lists, newest change first, and one task with everything that is known of it.
+"""List tasks, the latest change first, page by page; and look up the status of known tasks.
 
-A list never reads the whole history: what is final comes from its partial indexes by when it finished, what runs from
-the leases, what is open from the index of what is due. So its order is the last change of a task, and a page begins
-where another ended: `Cursor`.
+No list reads the whole history. Final tasks are read from partial indexes by the time they finished, running tasks from
+the leases, and open tasks from the index of due tasks. So a list is ordered by the last change of each task, and a
+`Cursor` says where a page begins.
 """
-
-# ruff: noqa: S608 - every piece is a literal of this file; values are parameters
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Final
 
@@ -26,15 +24,18 @@ from tasks.core.due import OPEN
 from tasks.core.task_ids import keyed_id
 
 FINAL: Final = frozenset({TaskStatus.SUCCEEDED, TaskStatus.DEAD, TaskStatus.DISCARDED})
-_DONE: Final = "status IN ('SUCCEEDED', 'DISCARDED')"
-_LEASED: Final = "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM ledger.task_lease)"
-# Each status with where it is found, and what tells when it last changed.
-_ARMS: Final = {
-    TaskStatus.QUEUED: (OPEN, "updated_at"),
-    TaskStatus.RETRYING: (OPEN, "updated_at"),
-    TaskStatus.RUNNING: (_LEASED, "updated_at"),
-    TaskStatus.SUCCEEDED: (_DONE, "finished_at"),
-    TaskStatus.DISCARDED: (_DONE, "finished_at"),
+_DONE: Final = ("status IN ('SUCCEEDED', 'DISCARDED')", "finished_at")
+_OPEN: Final = (OPEN, "updated_at")
+# For each status: the condition that selects its index, and the column with the last change.
+_SOURCES: Final = {
+    TaskStatus.QUEUED: _OPEN,
+    TaskStatus.RETRYING: _OPEN,
+    TaskStatus.RUNNING: (
+        "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM ledger.task_lease)",
+        "updated_at",
+    ),
+    TaskStatus.SUCCEEDED: _DONE,
+    TaskStatus.DISCARDED: _DONE,
     TaskStatus.DEAD: ("status = 'DEAD'", "finished_at"),
 }
 _FILTERS: Final = """status = ANY(CAST(:statuses AS text[]))
@@ -44,30 +45,31 @@ _FILTERS: Final = """status = ANY(CAST(:statuses AS text[]))
         AND (CAST(:key AS text) IS NULL OR idempotency_key = :key)"""
 
 
-STATUS: Final = sql("SELECT status FROM ledger.ingest_task WHERE id = :id")
-
-
 class UnknownTask(CeleriacError):
-    """There is no such task."""
+    """There is no such task.
+
+    The id is not in the ledger, or the API token may not read that task.
+    """
 
     code = "unknown_task"
+    remedy = "Check the id. A final task is deleted when its retention is over (INGEST_SUCCEEDED_RETENTION_HOURS)."
     http_status = 404
 
     def __init__(self, task_id: uuid.UUID | str) -> None:
         super().__init__(f"There is no task {task_id}: it was never submitted, or it was pruned.")
 
 
-def status_of(db: Db, task_id: uuid.UUID) -> TaskStatus:
-    """Raises UnknownTask."""
-    status = connection_of(db).execute(STATUS, {"id": task_id}).scalar()
-    if status is None:
-        raise UnknownTask(task_id)
-    return TaskStatus(status)
+@dataclass(frozen=True, slots=True)
+class ChangedTask:
+    """A task that an operator has changed, and its status before."""
+
+    task_id: uuid.UUID
+    was: TaskStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a list: when the task there had last changed, and its id."""
+    """A position in a list: the last change of a task, and its id."""
 
     changed_at: datetime
     task_id: uuid.UUID
@@ -81,12 +83,12 @@ class Cursor:
         try:
             return cls(datetime.fromisoformat(at).astimezone(UTC), uuid.UUID(task_id))
         except (ValueError, OverflowError):
-            raise Misuse(f"{given!r} is no place in a list: a page ends with the one for the next.") from None
+            raise Misuse(f"{given!r} is not a cursor; use the one printed below the previous page.") from None
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTask:
-    """A task for a list: everything but what it carries."""
+    """A task as lists show it: without payload, context and result."""
 
     task_id: uuid.UUID
     type: str
@@ -113,10 +115,10 @@ class ListedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which tasks. `since` and `until` are about the last change."""
+class TaskFilter:
+    """Which tasks to list. `since` and `until` are about the last change."""
 
-    statuses: Collection[TaskStatus] = ()  # none: all
+    statuses: Collection[TaskStatus] = ()  # empty: all
     type: str | None = None
     queue: str | None = None
     key: str | None = None
@@ -124,56 +126,65 @@ class Wanted:
     until: datetime | None = None
 
 
-def listed(
+def list_tasks(
     connection: Connection,
-    wanted: Wanted,
+    chosen: TaskFilter,
     *,
     before: Cursor | None = None,
     after: Cursor | None = None,
     limit: int = 50,
 ) -> list[ListedTask]:
-    """The latest changes first. `before` begins the next page, towards the past; `after` ends the one before."""
-    statuses = list(wanted.statuses or TaskStatus)
+    """Return the latest changes first: those older than `before`, or the page right above `after`."""
+    statuses = list(chosen.statuses or TaskStatus)
     is_forward = after is not None and before is None
-    values = {
+    values = asdict(chosen) | {
         "statuses": statuses,
-        "type": wanted.type,
-        "queue": wanted.queue,
-        "key": wanted.key,
-        "ids": [keyed_id(wanted.type, wanted.key)] if wanted.key and wanted.type else None,
-        "since": wanted.since or "-infinity",
-        "until": wanted.until or "infinity",
+        "ids": [keyed_id(chosen.type, chosen.key)] if chosen.key and chosen.type else None,
+        "since": chosen.since or "-infinity",
+        "until": chosen.until or "infinity",
         "before_at": before.changed_at if before else "infinity",
         "before_id": before.task_id if before else uuid.UUID(int=0),
         "after_at": after.changed_at if after else "-infinity",
         "after_id": after.task_id if after else uuid.UUID(int=0),
         "limit": limit,
     }
-    found = [ListedTask(*row) for row in connection.execute(_list(statuses, is_forward=is_forward), values)]
+    found = [ListedTask(*row) for row in connection.execute(_page(statuses, is_forward=is_forward), values)]
     return found[::-1] if is_forward else found
 
 
+def status_of(db: Db, task_id: uuid.UUID) -> TaskStatus:
+    """Return the status of a task. Raises UnknownTask."""
+    status = connection_of(db).execute(STATUSES, {"ids": [task_id]}).scalar()
+    if status is None:
+        raise UnknownTask(task_id)
+    return TaskStatus(status)
+
+
 def statuses_of(connection: Connection, ids: Sequence[uuid.UUID]) -> Counter[TaskStatus | None]:
-    """How many of these tasks have which status; None is for those that are gone."""
+    """Count these tasks by status. None stands for tasks that do not exist or were pruned."""
     found = Counter[TaskStatus | None](map(TaskStatus, connection.execute(STATUSES, {"ids": list(ids)}).scalars()))
     found[None] = len(ids) - found.total()
     return +found
 
 
 STATUSES: Final = sql("SELECT status FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))")
-_COLUMNS: Final = ", ".join(field.name for field in fields(ListedTask)).replace("task_id", "id", 1)
 
 
-def _list(statuses: Collection[TaskStatus], *, is_forward: bool) -> TextClause:
-    """list: one arm for each index that holds some of it, of each the first few, and of those the first few."""
-    way = "ASC" if is_forward else "DESC"
-    arms = []
-    for where, changed_at in dict.fromkeys(_ARMS[status] for status in statuses):
-        arms.append(f"""
-        (SELECT {_COLUMNS}, {changed_at} AS changed_at FROM ledger.ingest_task
+def columns_of(shape: type[ListedTask]) -> str:
+    """Return the columns of `ingest_task` for the fields of a dataclass, in their order."""
+    return ", ".join(field.name for field in fields(shape)).replace("task_id", "id", 1)
+
+
+def _page(statuses: Collection[TaskStatus], *, is_forward: bool) -> TextClause:
+    """page: the first tasks of each index that is needed, then the first of those."""
+    columns, direction = columns_of(ListedTask), "ASC" if is_forward else "DESC"
+    parts = []
+    for where, changed_at in dict.fromkeys(_SOURCES[status] for status in statuses):
+        parts.append(f"""
+        (SELECT {columns}, {changed_at} AS changed_at FROM ledger.ingest_task
          WHERE {where} AND {_FILTERS}
            AND {changed_at} >= :since AND {changed_at} < :until
            AND ({changed_at}, id) < (:before_at, :before_id) AND ({changed_at}, id) > (:after_at, :after_id)
-         ORDER BY {changed_at} {way}, id {way} LIMIT :limit)""")
-    found = " UNION ALL ".join(arms)
-    return sql(f"SELECT {_COLUMNS} FROM ({found}) AS found ORDER BY changed_at {way}, id {way} LIMIT :limit")
+         ORDER BY {changed_at} {direction}, id {direction} LIMIT :limit)""")
+    found = " UNION ALL ".join(parts)
+    return sql(f"SELECT {columns} FROM ({found}) AS found ORDER BY changed_at {direction}, id {direction} LIMIT :limit")

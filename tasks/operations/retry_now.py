@@ -1,17 +1,14 @@
-"""retry-now: one task that waits for its time, or is dead, runs as soon as a worker is free.
+"""Make one task due now that waits for its time, or requeue it if it is DEAD.
 
-    RETRYING, or QUEUED for later ──► due now, with a wake-up; no attempt is charged, the audit says who (`retry_now`)
-    DEAD                          ──► QUEUED, attempts start again (tasks/operations/dead_tasks.py)
+    RETRYING, or QUEUED for later ──► due now, with a wake-up and an audit; this does not count as an attempt
+    DEAD                          ──► QUEUED, attempts start again (`tasks/operations/dead_tasks.py`)
 
-Its old wake-up comes too, at its own time, and finds nothing to do: a wake-up is a hint (P7).
+The wake-up for the old time still arrives and finds nothing to do.
 """
-
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Engine
@@ -21,13 +18,12 @@ import settings
 from models.errors import CeleriacError
 from models.sql import sql
 from models.status import TaskStatus
-from outbox.lease import connection_of
-from tasks.core import wakeups
+from tasks.core.wakeups import wake_again
 from tasks.operations import dead_tasks
-from tasks.operations.listing import status_of
+from tasks.operations.listing import ChangedTask, status_of
 
-# retry_now: RETRYING, or QUEUED with a time → due now. What was due already is woken once more.
-RETRY_NOW: Final = sql(f"""
+# retry_now: RETRYING, or QUEUED with a due time → due now.
+RETRY_NOW: Final = sql("""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     held AS MATERIALIZED (
         SELECT id, next_retry_at FROM ledger.ingest_task
@@ -37,52 +33,45 @@ RETRY_NOW: Final = sql(f"""
         SELECT id, 'retry_now', :actor, concat_ws('; ', CAST(:reason AS text),
                format('was due at %s UTC', next_retry_at AT TIME ZONE 'UTC')), at
         FROM held CROSS JOIN clock),
-    hurried AS (
-        UPDATE ledger.ingest_task task SET next_retry_at = least(task.next_retry_at, at), last_wakeup_at = at, updated_at = at
-        FROM held, clock WHERE task.id = held.id
-        RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
-    {wakeups.wake("hurried")}
-    SELECT (SELECT count(*) FROM hurried), ours FROM wakeups
+    made_due AS (
+        UPDATE ledger.ingest_task task SET next_retry_at = least(task.next_retry_at, at), updated_at = at
+        FROM held, clock WHERE task.id = held.id)
+    SELECT id FROM held
 """)
 
 
-class NothingToHurry(CeleriacError):
-    """The task does not wait for its time."""
+class NotWaiting(CeleriacError):
+    """The task does not wait for its time.
 
-    code = "nothing_to_hurry"
+    `retry-now` was called for a task that is running, has ended, or is due already.
+    """
+
+    code = "not_waiting"
+    remedy = "See what the task is doing with `manage.py show ID`."
     http_status = 409
 
 
-@dataclass(frozen=True, slots=True)
-class Hurried:
-    """What it was before; it is due now."""
-
-    task_id: uuid.UUID
-    was: TaskStatus
-
-
-def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> Hurried:
-    """Raises UnknownTask, and NothingToHurry for a task that runs, is done, or is due already and has never waited."""
+def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> ChangedTask:
+    """Make the task due now. Raises UnknownTask, and NotWaiting if it is neither DEAD nor waiting for a due time."""
     with Session(engine) as db:
         was = status_of(db, task_id)
-        values = {"id": task_id, "actor": actor, "reason": reason}
-        values |= wakeups.wakeup_values(db, settings.current().ingest_queues)
-        hurried, ours = connection_of(db).execute(RETRY_NOW, values).one()
-        wakeups.publish_after_commit(db, ours)
+        ids = db.execute(RETRY_NOW, {"id": task_id, "actor": actor, "reason": reason}).scalars().all()
+        wake_again(db, ids, queues=settings.current().ingest_queues)
         db.commit()
-    if hurried:
-        return Hurried(task_id, was)
+    if ids:
+        return ChangedTask(task_id, was)
     choice = dead_tasks.Choice(ids=[task_id])
     if any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason or "retry-now")):
-        return Hurried(task_id, TaskStatus.DEAD)
-    raise NothingToHurry(_SENTENCES[was].format(id=task_id))
+        return ChangedTask(task_id, TaskStatus.DEAD)
+    raise NotWaiting(_MESSAGES[was].format(id=task_id))
 
 
-_SENTENCES: Final = {
-    TaskStatus.QUEUED: "{id} is due already: `manage.py show {id}` says what it waits for.",
+_CHANGED_MEANWHILE: Final = "{id} was changed by another process at the same time. Try again."
+_MESSAGES: Final = {
+    TaskStatus.QUEUED: "{id} is due already. `manage.py show {id}` shows what it waits for.",
     TaskStatus.RUNNING: "{id} is running.",
-    TaskStatus.RETRYING: "{id} has just been taken by somebody else.",
-    TaskStatus.DEAD: "{id} has just been taken by somebody else.",
-    TaskStatus.SUCCEEDED: "{id} has SUCCEEDED: it is not run twice.",
-    TaskStatus.DISCARDED: "{id} is DISCARDED.",
+    TaskStatus.RETRYING: _CHANGED_MEANWHILE,
+    TaskStatus.DEAD: _CHANGED_MEANWHILE,
+    TaskStatus.SUCCEEDED: "{id} is SUCCEEDED and does not run again.",
+    TaskStatus.DISCARDED: "{id} is DISCARDED and does not run again.",
 }

@@ -1,25 +1,22 @@
-"""How many tasks there are, of which status, type and queue, how long the oldest due one waits, and the latest ones.
+"""Count tasks by status, type and queue, with the age of the oldest due task, and list the latest changes.
 
-Read from partial indexes and leases. Each count is exact up to a ceiling, so that a history of millions costs a look no
-more than a hundred thousand do; of what is final, the latest hundred thousand are counted then, and the answer says so.
+Counts are read from partial indexes and leases, and each is exact up to CEILING, so that a history of millions of rows
+costs no more than a hundred thousand. Above that, the latest rows are counted and the count is marked as not exact.
 """
-
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection
 
 from models.sql import sql
 from models.status import TaskStatus
 from tasks.core.due import DUE_AT, KINDS, OPEN, TIME
-from tasks.operations.listing import ListedTask, Wanted, listed
+from tasks.operations.listing import ListedTask, TaskFilter, list_tasks
 
 CEILING: Final = 100_000
 LATEST: Final = 10
@@ -27,47 +24,38 @@ LATEST: Final = 10
 _OF_KIND: Final = f"""SELECT status, next_retry_at, updated_at FROM ledger.ingest_task
             WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT}"""
 _NOW: Final = "(SELECT at FROM clock)"
-_BOTH: Final = """count(*) FILTER (WHERE status = 'QUEUED') AS queued,
-               count(*) FILTER (WHERE status = 'RETRYING') AS retrying"""
 
-# open: by kind, what is due, what is scheduled, and what has a partition key, which may be either; due since it may
-# run, which is after a requeue later than creation.
+# open_kinds: open tasks by queue and type. The three parts are the due tasks, the scheduled ones, and those with a
+# partition key. A task waits since it became due or was last changed, as a requeue does.
 OPEN_KINDS: Final = sql(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {KINDS}
-    SELECT queue, type, due.queued + later.queued + keyed.queued AS queued,
-           due.retrying + later.retrying + keyed.retrying AS retrying, due.queued + due.retrying + keyed.due AS due,
-           later.queued + later.retrying + keyed.queued + keyed.retrying - keyed.due AS scheduled,
-           {_NOW} - least(due.since, keyed.since) AS oldest
-    FROM kind CROSS JOIN LATERAL (
-        SELECT {_BOTH}, min(greatest(next_retry_at, updated_at)) AS since
-        FROM ({_OF_KIND} <= {_NOW} ORDER BY {DUE_AT}, id LIMIT :ceiling) AS found) AS due
-    CROSS JOIN LATERAL (
-        SELECT {_BOTH} FROM ({_OF_KIND} > {_NOW} AND {DUE_AT} < 'infinity' LIMIT :ceiling) AS found) AS later
-    CROSS JOIN LATERAL (
-        SELECT {_BOTH}, count(*) FILTER (WHERE {TIME} <= {_NOW}) AS due,
-               min(greatest(next_retry_at, updated_at)) FILTER (WHERE {TIME} <= {_NOW}) AS since
-        FROM ({_OF_KIND} = 'infinity' LIMIT :ceiling) AS found) AS keyed
+    SELECT queue, type, found.* FROM kind CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE status = 'QUEUED') AS queued,
+               count(*) FILTER (WHERE status = 'RETRYING') AS retrying,
+               count(*) FILTER (WHERE {TIME} <= {_NOW}) AS due, count(*) FILTER (WHERE {TIME} > {_NOW}) AS scheduled,
+               {_NOW} - min(greatest(next_retry_at, updated_at)) FILTER (WHERE {TIME} <= {_NOW}) AS oldest
+        FROM (({_OF_KIND} <= {_NOW} ORDER BY {DUE_AT}, id LIMIT :ceiling)
+              UNION ALL ({_OF_KIND} > {_NOW} AND {DUE_AT} < 'infinity' LIMIT :ceiling)
+              UNION ALL ({_OF_KIND} = 'infinity' LIMIT :ceiling)) AS parts) AS found
 """)
-RUNNING: Final = sql("""
-    SELECT task.queue, task.type, count(*) FROM ledger.task_lease lease
+# other_kinds: running and final tasks by queue, type, status and, for dead ones, error code.
+OTHER_KINDS: Final = sql("""
+    SELECT task.queue, task.type, 'RUNNING', NULL, count(*) FROM ledger.task_lease lease
     JOIN ledger.ingest_task task ON task.id = ANY(lease.task_ids) AND task.lease_token = lease.token GROUP BY 1, 2
-""")
-DONE: Final = sql("""
-    SELECT queue, type, status, count(*) FROM (
+    UNION ALL
+    SELECT queue, type, status, NULL, count(*) FROM (
         SELECT queue, type, status FROM ledger.ingest_task WHERE status IN ('SUCCEEDED', 'DISCARDED')
         ORDER BY finished_at DESC LIMIT :ceiling) AS done GROUP BY 1, 2, 3
-""")
-DEAD: Final = sql("""
-    SELECT queue, type, error_code, count(*) FROM (
+    UNION ALL
+    SELECT queue, type, 'DEAD', error_code, count(*) FROM (
         SELECT queue, type, error_code FROM ledger.ingest_task WHERE status = 'DEAD'
-        ORDER BY finished_at DESC, id DESC LIMIT :ceiling) AS dead GROUP BY 1, 2, 3
+        ORDER BY finished_at DESC, id DESC LIMIT :ceiling) AS dead GROUP BY 1, 2, 4
 """)
-_LOOK: Final = {"ceiling": CEILING}
 
 
 @dataclass(frozen=True, slots=True)
 class StatusCount:
-    """Not exact: at least so many."""
+    """The number of tasks with one status; at least that many if it is not exact."""
 
     status: TaskStatus
     count: int
@@ -88,7 +76,7 @@ class KindCount:
 
 @dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """DEAD tasks by what killed them."""
+    """The number of DEAD tasks with one type and error code."""
 
     type: str
     error_code: str | None
@@ -106,42 +94,37 @@ class Stats:
 Kind = tuple[str, str]
 
 
-def stats(connection: Connection) -> Stats:
-    open_ = {(row.queue, row.type): row for row in connection.execute(OPEN_KINDS, _LOOK)}
-    counts: Counter[tuple[Kind, TaskStatus]] = Counter()
-    for queue, type_, number in connection.execute(RUNNING):
-        counts[(queue, type_), TaskStatus.RUNNING] += number
-    for queue, type_, status, number in connection.execute(DONE, _LOOK):
-        counts[(queue, type_), TaskStatus(status)] += number
+def read_stats(connection: Connection) -> Stats:
+    """Count all tasks, and read the latest changes."""
+    ceiling = {"ceiling": CEILING}
+    open_ = {(row.queue, row.type): row for row in connection.execute(OPEN_KINDS, ceiling)}
+    counts: dict[Kind, Counter[TaskStatus]] = {
+        kind: Counter({TaskStatus.QUEUED: row.queued, TaskStatus.RETRYING: row.retrying}) for kind, row in open_.items()
+    }
     errors: Counter[tuple[str, str | None]] = Counter()
-    for queue, type_, code, number in connection.execute(DEAD, _LOOK):
-        counts[(queue, type_), TaskStatus.DEAD] += number
-        errors[type_, code] += number
-    for kind, row in open_.items():
-        counts[kind, TaskStatus.QUEUED] += row.queued
-        counts[kind, TaskStatus.RETRYING] += row.retrying
+    for queue, type_, status, error_code, count in connection.execute(OTHER_KINDS, ceiling):
+        counts.setdefault((queue, type_), Counter())[TaskStatus(status)] += count
+        if status == TaskStatus.DEAD:
+            errors[type_, error_code] += count
     kinds = []
-    for kind in sorted({kind for kind, _ in counts}):
-        found = open_.get(kind)
-        waits = (found.due, found.scheduled, found.oldest) if found else (0, 0, None)
-        kinds.append(KindCount(*kind, {status: counts[kind, status] for status in TaskStatus}, *waits))
-    dead = [ErrorCount(type_, code, number) for (type_, code), number in errors.most_common()]
-    return Stats(_by_status(counts, open_.values()), kinds, dead, listed(connection, Wanted(), limit=LATEST))
+    for kind, by_status in sorted(counts.items(), key=lambda item: item[0]):
+        row = open_.get(kind)
+        waiting = (row.due, row.scheduled, row.oldest) if row else (0, 0, None)
+        kinds.append(KindCount(*kind, {status: by_status[status] for status in TaskStatus}, *waiting))
+    dead = [ErrorCount(type_, error_code, count) for (type_, error_code), count in errors.most_common()]
+    return Stats(_by_status(kinds), kinds, dead, list_tasks(connection, TaskFilter(), limit=LATEST))
 
 
-def _by_status(counts: Counter[tuple[Kind, TaskStatus]], open_: Iterable[Any]) -> list[StatusCount]:
-    totals = Counter[TaskStatus]()
-    for (_, status), number in counts.items():
-        totals[status] += number
-    ceiling = _LOOK["ceiling"]
-    done = totals[TaskStatus.SUCCEEDED] + totals[TaskStatus.DISCARDED] < ceiling
-    waiting = all(row.due < ceiling and row.scheduled < ceiling for row in open_)
+def _by_status(kinds: list[KindCount]) -> list[StatusCount]:
+    totals = {status: sum(kind.counts[status] for kind in kinds) for status in TaskStatus}
+    open_ = all(kind.due < CEILING and kind.scheduled < CEILING for kind in kinds)
+    done = totals[TaskStatus.SUCCEEDED] + totals[TaskStatus.DISCARDED] < CEILING
     exact = {
-        TaskStatus.QUEUED: waiting,
-        TaskStatus.RETRYING: waiting,
+        TaskStatus.QUEUED: open_,
+        TaskStatus.RETRYING: open_,
         TaskStatus.RUNNING: True,
         TaskStatus.SUCCEEDED: done,
         TaskStatus.DISCARDED: done,
-        TaskStatus.DEAD: totals[TaskStatus.DEAD] < ceiling,
+        TaskStatus.DEAD: totals[TaskStatus.DEAD] < CEILING,
     }
     return [StatusCount(status, totals[status], exact[status]) for status in TaskStatus]

@@ -1,4 +1,4 @@
-"""Canaries: a few requeued tasks whose outcome is waited for before the others follow."""
+"""Wait until a group of tasks is final: SUCCEEDED, DEAD or DISCARDED."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from models.status import TaskStatus
 from tasks.operations.listing import FINAL, statuses_of
 
 LOOK_SECONDS: Final = 0.2
-Statuses = Counter[TaskStatus | None]
+Statuses = Counter[TaskStatus | None]  # None: the task does not exist, or was pruned
 
 
 def watch(engine: Engine, ids: Sequence[uuid.UUID], *, seconds: float, stopped: Event) -> Iterator[Statuses]:
-    """Yields their statuses again and again, until all are final, the time is over, or somebody stops it."""
+    """Yield the number of tasks by status, repeatedly, until all are final, time is up, or `stopped` is set."""
     deadline = time.monotonic() + seconds
     while True:
         with engine.connect() as connection:
@@ -37,5 +37,5 @@ def all_succeeded(statuses: Statuses) -> bool:
 
 
 def in_words(statuses: Statuses) -> str:
-    """`3 SUCCEEDED, 1 DEAD`."""
+    """Return, for example, `3 SUCCEEDED, 1 DEAD`."""
     return ", ".join(f"{number:,} {status or 'gone'}" for status, number in sorted(statuses.items(), key=str))

@@ -1,8 +1,8 @@
-"""Why a task is not running: every reason that holds, the first one first.
+"""Explain why a task is not running: every reason that holds, the most important first.
 
-A final task needs none but that. One that is open may wait for its time, for its queue, for a worker, for its handler,
-or for its wake-up: in the outbox, in the broker, or lost and to be woken again (P8). The broker is asked for a task that is
-open, and a broker that does not answer is a reason of its own.
+A final or running task has one reason. An open task may wait for its due time, its turn, its queue, a worker, a
+handler, or its wake-up: in the outbox, in the broker, or lost. The broker is asked for open tasks only; if it is
+unreachable, that is one more reason.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tasks.operations.task_details import Blocker, Details, UnsentWakeup
 PATIENCE_SECONDS: Final = 1.0
 
 
-class Why(StrEnum):
-    """For programs."""
+class ReasonCode(StrEnum):
+    """A reason for programs."""
 
     FINAL = "final"
     RUNNING = "running"
@@ -43,130 +43,135 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    code: Why
+    code: ReasonCode
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the broker and the workers say about a queue."""
+class QueueState:
+    """What the broker and the workers report about a queue."""
 
     waiting: int  # messages that no worker has taken
-    consumers: frozenset[str] | None  # the workers that consume it; None: they cannot be asked
+    consumers: frozenset[str] | None  # the workers that consume it; None if workers cannot be asked
 
 
-Look = Callable[[str], Seen]
+def read_queue(queue: str) -> QueueState:
+    """Ask the broker and the workers, which have a second to answer. Workers of Kafka cannot be asked.
 
-
-def look(queue: str) -> Seen:
-    """Raises Unreachable. Workers have a second to answer; those of Kafka answer nobody."""
+    Raises Unreachable if the broker does not answer.
+    """
     if current().ingest_queue == "kafka":
         from tasks.kafka.lag import progress  # noqa: PLC0415 - loads Kafka's client
 
-        return Seen(progress(current()).waiting, None)
+        return QueueState(progress(current()).waiting, None)
     waiting = broker.depths([queue])[queue]
     consumed = broker.consumed(patience_seconds=PATIENCE_SECONDS)
-    return Seen(waiting, frozenset(worker for worker, queues in consumed.items() if queue in queues))
+    return QueueState(waiting, frozenset(worker for worker, queues in consumed.items() if queue in queues))
 
 
-def reasons(details: Details, settings: Settings, *, known_types: Collection[str], look: Look = look) -> list[Reason]:
-    """Never empty."""
+def reasons(
+    details: Details,
+    settings: Settings,
+    *,
+    known_types: Collection[str],
+    read_queue: Callable[[str], QueueState] = read_queue,
+) -> list[Reason]:
+    """Return at least one reason."""
     status = details.task.status
     if status in FINAL:
-        return [Reason(Why.FINAL, f"It is {status}, since {_at(details.task.finished_at)}.")]
+        return [Reason(ReasonCode.FINAL, f"It has been {status} since {_at(details.task.finished_at)}.")]
     if status == TaskStatus.RUNNING:
         return [_running(details)]
-    return list(_open(details, settings, known_types, look))
+    found = list(_before_its_queue(details, settings, known_types))
+    try:
+        queue = read_queue(details.task.queue)
+    except Unreachable as error:
+        message = f"{error.message.rstrip('.')}. The task will be woken when the broker is back."
+        return [*found, Reason(ReasonCode.BROKER_UNREACHABLE, message)]
+    return [*found, *_in_its_queue(details, settings, queue)]
 
 
 def _running(details: Details) -> Reason:
     lease = details.lease
     if lease is None:
-        return Reason(Why.WORKER_LOST, "It is RUNNING and no lease covers it: its worker has just settled or lost it.")
-    held = f"held by {lease.holder}"
+        message = "It is RUNNING without a lease: its worker has just settled it or lost it."
+        return Reason(ReasonCode.WORKER_LOST, message)
     if lease.lease_until <= details.now:
-        sentence = f"It was {held}, whose lease ran out at {_at(lease.lease_until)}: reclaim takes it over."
-        return Reason(Why.WORKER_LOST, sentence)
-    since = f"It is running since {_at(lease.claimed_at)}, {held}"
-    return Reason(Why.RUNNING, f"{since} (lease until {_at(lease.lease_until)}, renewed while it runs).")
+        message = f"The lease of its worker {lease.holder} expired at {_at(lease.lease_until)}; it will be reclaimed."
+        return Reason(ReasonCode.WORKER_LOST, message)
+    message = f"It has been running since {_at(lease.claimed_at)}, held by {lease.holder}"
+    until = f"lease until {_at(lease.lease_until)}, renewed while it runs"
+    return Reason(ReasonCode.RUNNING, f"{message} ({until}).")
 
 
-def _open(details: Details, settings: Settings, known_types: Collection[str], look: Look) -> Iterator[Reason]:
-    task = details.task
-    is_due = task.next_retry_at is None or task.next_retry_at <= details.now
-    if task.next_retry_at is not None and not is_due:
-        wait = _duration(task.next_retry_at - details.now)
-        yield Reason(Why.NOT_DUE, f"It is not due before {_at(task.next_retry_at)}, in {wait}.")
+def _before_its_queue(details: Details, settings: Settings, known_types: Collection[str]) -> Iterator[Reason]:
+    task, pause = details.task, details.pause
+    if not _is_due(details):
+        due_at = task.next_retry_at or details.now
+        yield Reason(ReasonCode.NOT_DUE, f"It is due at {_at(due_at)}, in {_duration(due_at - details.now)}.")
     if details.blocker:
         yield _not_its_turn(details.blocker, task.partition_key)
-    if details.pause:
-        said = f": {details.pause.reason}" if details.pause.reason else ""
-        since = f"since {_at(details.pause.created_at)} by {details.pause.actor}"
-        yield Reason(Why.QUEUE_PAUSED, f"Its queue {task.queue!r} is paused, {since}{said}.")
+    if pause:
+        why = f": {pause.reason}" if pause.reason else ""
+        message = f"Its queue {task.queue!r} was paused at {_at(pause.created_at)} by {pause.actor}{why}."
+        yield Reason(ReasonCode.QUEUE_PAUSED, message)
     if task.queue not in settings.ingest_queues:
         known = ", ".join(settings.ingest_queues)
-        yield Reason(Why.UNKNOWN_QUEUE, f"There is no queue {task.queue!r} for tasks: INGEST_QUEUES names {known}.")
+        yield Reason(ReasonCode.UNKNOWN_QUEUE, f"Its queue {task.queue!r} is not in INGEST_QUEUES ({known}).")
     if task.type not in known_types:
-        sentence = f"There is no handler for {task.type!r} here: INGEST_HANDLERS names the modules with handlers."
-        yield Reason(Why.UNKNOWN_HANDLER, sentence)
-    try:
-        seen = look(task.queue)
-    except Unreachable as error:
-        yield Reason(Why.BROKER_UNREACHABLE, f"{error.message.rstrip('.')}. It is woken when the broker is back.")
-        return
-    if seen.consumers is not None and not seen.consumers:
-        within = f"No worker that answered within {PATIENCE_SECONDS:g} s"
-        yield Reason(Why.NO_WORKER, f"{within} consumes its queue {task.queue!r}: start `celery -A tasks worker`.")
-    if is_due and not details.blocker:
-        yield _wakeup(details, settings, seen)
+        message = f"There is no handler for {task.type!r} here. Add its module to INGEST_HANDLERS."
+        yield Reason(ReasonCode.UNKNOWN_HANDLER, message)
+
+
+def _in_its_queue(details: Details, settings: Settings, queue: QueueState) -> Iterator[Reason]:
+    if queue.consumers is not None and not queue.consumers:
+        message = f"No worker that answered within {PATIENCE_SECONDS:g} s consumes its queue {details.task.queue!r}"
+        yield Reason(ReasonCode.NO_WORKER, f"{message}: start `celery -A tasks worker`.")
+    if _is_due(details) and not details.blocker:
+        yield _wakeup(details, settings, queue)
+
+
+def _is_due(details: Details) -> bool:
+    return details.task.next_retry_at is None or details.task.next_retry_at <= details.now
 
 
 def _not_its_turn(blocker: Blocker, key: str | None) -> Reason:
-    ahead = f"behind {blocker.ahead} others" if blocker.ahead > 1 else "behind one other"
-    sentence = (
-        f"It is {ahead} of its partition key {key!r}; the first is {blocker.task_id} ({blocker.type}), {blocker.status}"
-    )
+    ahead = f"{blocker.ahead} tasks are" if blocker.ahead > 1 else "1 task is"
+    message = f"{ahead} ahead of it in partition key {key!r}; the first is {blocker.task_id} ({blocker.type}), "
     if blocker.status == TaskStatus.DEAD:
-        sentence += f", which holds the key until `manage.py requeue-dead --id {blocker.task_id}` or discard-dead"
-    return Reason(Why.NOT_ITS_TURN, f"{sentence}.")
+        message += f"which is DEAD: `manage.py requeue-dead --id {blocker.task_id}` or discard-dead unblocks the key."
+    else:
+        message += f"which is {blocker.status}."
+    return Reason(ReasonCode.NOT_ITS_TURN, message)
 
 
-def _wakeup(details: Details, settings: Settings, seen: Seen) -> Reason:
+def _wakeup(details: Details, settings: Settings, queue: QueueState) -> Reason:
     task = details.task
     if details.wakeups:
-        return Reason(Why.WAKEUP_IN_OUTBOX, _unsent(details.wakeups[-1], details.now))
-    last_wakeup_at = task.last_wakeup_at or task.created_at
-    if seen.waiting:
-        behind = f"behind at most {seen.waiting:,} messages" if seen.waiting > 1 else "as its only message"
-        return Reason(
-            Why.WAKEUP_IN_BROKER, f"It was woken at {_at(last_wakeup_at)} and waits in the broker's queue, {behind}."
-        )
-    again = _woken_again_at(details, settings)
-    lost = f"Its wake-up of {_at(last_wakeup_at)} is in a worker's hands, or lost"
-    when = f"at {_at(again)}" if again > details.now else "by the next reclaim"
-    return Reason(Why.WAKEUP_LOST, f"{lost}: the broker's queue is empty. It will be woken again {when}.")
+        return Reason(ReasonCode.WAKEUP_IN_OUTBOX, _unsent(details.wakeups[-1], details.now))
+    woken_at = task.last_wakeup_at or task.created_at
+    if queue.waiting:
+        place = f"behind at most {queue.waiting:,} messages" if queue.waiting > 1 else "as its only message"
+        message = f"It was woken at {_at(woken_at)}; the wake-up waits in the broker's queue, {place}."
+        return Reason(ReasonCode.WAKEUP_IN_BROKER, message)
+    # As `tasks/recovery/lost_wakeups.py` computes it: the grace doubles with each wake-up of a task that still waits.
+    waits_since = max(task.next_retry_at or task.created_at, task.updated_at)
+    grace = timedelta(milliseconds=settings.ingest_wakeup_grace_ms)
+    again_at = woken_at + grace + max(woken_at - waits_since, timedelta())
+    when = f"at {_at(again_at)}" if again_at > details.now else "by the next reclaim"
+    message = f"The broker's queue is empty: its wake-up of {_at(woken_at)} was taken by a worker or is lost."
+    return Reason(ReasonCode.WAKEUP_LOST, f"{message} It will be woken again {when}.")
 
 
 def _unsent(wakeup: UnsentWakeup, now: datetime) -> str:
     if wakeup.next_retry_at is not None and wakeup.next_retry_at > now:
-        return f"Its wake-up {wakeup.id} goes out at {_at(wakeup.next_retry_at)}."
+        return f"Its wake-up {wakeup.id} will be published at {_at(wakeup.next_retry_at)}."
     if wakeup.locked_by is not None and wakeup.lease_until is not None and wakeup.lease_until > now:
-        return f"Its wake-up {wakeup.id} is just being published by {wakeup.locked_by}."
-    waits = f"Its wake-up {wakeup.id} waits in the outbox since {_at(wakeup.next_retry_at or wakeup.created_at)}"
+        return f"Its wake-up {wakeup.id} is being published by {wakeup.locked_by}."
+    since = _at(wakeup.next_retry_at or wakeup.created_at)
     failed = f"{wakeup.attempt_count} failed: {(wakeup.last_error or '').partition(chr(10))[0]}"
-    return f"{waits} ({failed})." if wakeup.attempt_count else f"{waits}: the relay publishes it."
-
-
-def _woken_again_at(details: Details, settings: Settings) -> datetime:
-    """As `tasks/recovery/lost_wakeups.py` reckons: the grace doubles with each wake-up of a task that still waits."""
-    task = details.task
-    last_wakeup_at = task.last_wakeup_at or task.created_at
-    waits_since = max(task.next_retry_at or task.created_at, task.updated_at)
-    return (
-        last_wakeup_at
-        + timedelta(milliseconds=settings.ingest_wakeup_grace_ms)
-        + max(last_wakeup_at - waits_since, timedelta())
-    )
+    more = f" ({failed})." if wakeup.attempt_count else "; the relay will publish it."
+    return f"Its wake-up {wakeup.id} has been waiting in the outbox since {since}{more}"
 
 
 def _at(at: datetime | None) -> str:

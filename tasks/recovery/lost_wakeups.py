@@ -1,13 +1,17 @@
-"""Wake-ups that were lost on the way (P8): a broker may drop a message that it has handed out, or everything.
+"""Find wake-ups that were lost on the way, and send them again.
 
-A task's wake-up counts as lost when the task is due, was woken longer ago than a grace, no wake-up of that age waits in the
-outbox, and either the broker's queue is empty, or a task of its queue and priority that was woken later has been claimed
-more than a grace ago. The grace doubles with each wake-up of a task that still waits. A million tasks in a living queue
-are not woken again. Whether a message can still be there is asked of whatever carries them: `tasks/kafka/lag.py` answers
-for Kafka.
+A broker may lose a message that it has handed out, or all of its messages. The ledger is authoritative: a needless
+wake-up is harmless, because the claim decides what runs. A task's wake-up counts as lost when all of this holds:
+
+- the task is due, and its last wake-up is older than a grace (`INGEST_WAKEUP_GRACE_MS`), which doubles with each
+  wake-up of a task that still waits;
+- no wake-up of that age waits in the outbox;
+- the broker's queue is empty, or a task of the same queue and priority that was woken later was claimed more than a
+  grace ago.
+
+So a million tasks that wait in a working queue are not woken again. Kafka does not hand out messages in one order;
+`tasks/kafka/lag.py` replaces the third condition there. See docs/protocol.md, Lost wake-ups.
 """
-
-# ruff: noqa: S608 - every piece is a literal of our own; values are parameters
 
 from __future__ import annotations
 
@@ -21,33 +25,32 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from models.sql import sql
-from outbox.lease import connection_of
+from outbox.destinations import CELERY
 from settings import Settings
 from tasks.core import wakeups
 from tasks.core.due import DUE_AT, KINDS, OPEN, TIME
-from tasks.core.partition_keys import STANDS, UNDONE, skipping
+from tasks.core.partition_keys import BLOCKS, UNDONE, skipping
 from tasks.core.registry import handlers
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
-Lost = Callable[["Sequence[Suspect]", Settings], "Sequence[Suspect]"]
+Lost = Callable[["Sequence[OverdueTask]", Settings], "Sequence[OverdueTask]"]
 
-# observe: how far the broker has come, by what is being worked on.
-OBSERVE: Final = sql("""
+# record_progress: remember the latest wake-up among the claimed tasks of each queue and priority, once per grace.
+RECORD_PROGRESS: Final = sql("""
     INSERT INTO ledger.wakeup_horizon AS horizon (queue, priority, seen_wakeup_at, seen_at)
-    SELECT queue, priority, max(last_wakeup_at), (SELECT ledger.ledger_now()) FROM ledger.task_lease WHERE last_wakeup_at IS NOT NULL
-    GROUP BY queue, priority ORDER BY queue, priority
+    SELECT queue, priority, max(last_wakeup_at), (SELECT ledger.ledger_now()) FROM ledger.task_lease
+    WHERE last_wakeup_at IS NOT NULL GROUP BY queue, priority ORDER BY queue, priority
     ON CONFLICT (queue, priority) DO UPDATE
     SET passed_wakeup_at = horizon.seen_wakeup_at, seen_wakeup_at = excluded.seen_wakeup_at, seen_at = excluded.seen_at
     WHERE horizon.seen_at <= excluded.seen_at - make_interval(secs => :grace)
 """)
 
-# Woken longer ago than its grace, and no wake-up of that age waits in the outbox.
-_SUSPECT: Final = f"""task.last_wakeup_at + make_interval(secs => :grace)
-          + greatest(task.last_wakeup_at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0')
-          <= (SELECT at FROM clock)
+# The task was woken longer ago than its grace, and no wake-up of that age waits in the outbox.
+_IS_OVERDUE: Final = f"""task.last_wakeup_at + make_interval(secs => :grace) + greatest(task.last_wakeup_at
+          - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0') <= (SELECT at FROM clock)
       AND NOT EXISTS (
         SELECT FROM ledger.outbox_event e
-        WHERE e.destination = '{wakeups.WAKEUP}' || task.queue
+        WHERE e.destination = '{CELERY}' || task.queue
           AND e.status IN ('NEW', 'RETRYING') AND e.ordering_key IS NULL
           AND coalesce(e.next_retry_at, '-infinity') <= (SELECT at FROM clock)
           AND greatest(e.created_at, e.next_retry_at) <= (SELECT at FROM clock) - make_interval(secs => :grace))"""
@@ -56,19 +59,19 @@ _COLUMNS: Final = """id, queue, priority, status, next_retry_at, created_at, upd
 _HORIZON: Final = """
     LEFT JOIN ledger.wakeup_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority"""
 
-# suspects: of each kind the first few that are due.
-SUSPECTS: Final = sql(f"""
+# overdue: the first few overdue tasks of each queue and type, without those that have a partition key.
+OVERDUE: Final = sql(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {KINDS}
     SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock)
     FROM kind CROSS JOIN LATERAL (
         SELECT {_COLUMNS} FROM ledger.ingest_task
         WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
         ORDER BY {DUE_AT}, id LIMIT :most) AS task {_HORIZON}
-    WHERE {_SUSPECT}
+    WHERE {_IS_OVERDUE}
 """)
-# keyed_suspects: of each partition key the first, if it is due. From a key on, as many as we look at in one tick; the
-# last column but one of each row is its key, also for those that are no suspects or have nobody who waits.
-KEYED_SUSPECTS: Final = sql(f"""
+# overdue_keyed: the first task of each of the next partition keys after `:after`. The last two columns are the key and
+# whether the task is overdue; a key whose tasks are all skipped has a row, too.
+OVERDUE_KEYED: Final = sql(f"""
     WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     key (partition_key, number) AS (
         (SELECT partition_key, 1 FROM ledger.ingest_task WHERE partition_key > :after AND {UNDONE}
@@ -79,85 +82,60 @@ KEYED_SUSPECTS: Final = sql(f"""
             ORDER BY partition_key LIMIT 1) AS next WHERE number < :most),
     head AS MATERIALIZED (
         SELECT task.*, key.partition_key FROM key LEFT JOIN LATERAL (
-            SELECT {_COLUMNS} FROM ledger.ingest_task WHERE partition_key = key.partition_key AND {STANDS}
+            SELECT {_COLUMNS} FROM ledger.ingest_task WHERE partition_key = key.partition_key AND {BLOCKS}
             ORDER BY key_seq LIMIT 1) AS task ON true)
-    SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock), task.partition_key,
-           {OPEN} AND {TIME} <= (SELECT at FROM clock) AND {_SUSPECT}
+    SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock),
+           task.partition_key, {OPEN} AND {TIME} <= (SELECT at FROM clock) AND {_IS_OVERDUE}
     FROM head AS task {_HORIZON} ORDER BY task.partition_key
-""")
-
-# wake_again: a new wake-up for tasks that still wait.
-WAKE_AGAIN: Final = sql(f"""
-    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
-    held AS MATERIALIZED (
-        SELECT id FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[])) AND status IN ('QUEUED', 'RETRYING')
-        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED),
-    waiting AS (
-        UPDATE ledger.ingest_task task SET last_wakeup_at = at FROM held, clock WHERE task.id = held.id
-        RETURNING task.id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
-    {wakeups.wake("waiting")}
-    SELECT (SELECT count(*) FROM waiting), ours FROM wakeups
 """)
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class OverdueTask:
     """A task whose wake-up may be lost."""
 
     id: uuid.UUID
     queue: str
     last_wakeup_at: datetime
     passed_wakeup_at: datetime | None
-    looked_at: datetime
+    observed_at: datetime
 
     @property
     def was_overtaken(self) -> bool:
-        """Somebody who was woken later has long been claimed."""
+        """True if a task that was woken later was claimed more than a grace ago."""
         return self.passed_wakeup_at is not None and self.last_wakeup_at < self.passed_wakeup_at
 
 
-def wake_again(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
-    """Wake-up once more for tasks whose wake-up was lost. The broker is asked only if there is a suspicion.
+def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
+    """Send lost wake-ups again; return the number of tasks. The broker is asked only if a task is overdue.
 
-    `lost` chooses them where messages are not handed out in one order.
+    `lost` chooses the tasks where messages are not handed out in one order.
     """
     grace = settings.ingest_wakeup_grace_ms / 1000
     with Session(engine) as db:
-        db.execute(OBSERVE, {"grace": grace})
+        db.execute(RECORD_PROGRESS, {"grace": grace})
         values = {"grace": grace, "most": settings.ingest_reclaim_batch_size}
-        suspects = [Suspect(*row) for row in db.execute(SUSPECTS, values)]
-        suspects += _of_keys(db, values)
+        overdue = [OverdueTask(*row) for row in db.execute(OVERDUE, values)] + _overdue_keyed(db, values)
         db.commit()
-    if not suspects:
+    if not overdue:
         return 0
-    chosen = lost(suspects, settings) if lost else _lost(suspects, depths)
-    return wakeup(engine, [suspect.id for suspect in chosen], {suspect.queue for suspect in chosen})
-
-
-def _of_keys(db: Session, values: Mapping[str, Any]) -> list[Suspect]:
-    """The next so many keys each time, and from the first again after the last."""
-    after = _looked_up_to.pop("key", "")
-    rows = db.execute(KEYED_SUSPECTS, {**values, "after": after, "skipping": skipping(handlers())}).all()
-    if len(rows) >= values["most"]:
-        _looked_up_to["key"] = rows[-1].partition_key
-    return [Suspect(*row[:5]) for row in rows if row[-1]]
-
-
-_looked_up_to: Final[dict[str, str]] = {}  # of this process; forgetting it costs a look
-
-
-def wakeup(engine: Engine, ids: Sequence[uuid.UUID], queues: Iterable[str]) -> int:
-    """Wake-up for these tasks, if they still wait; returns for how many."""
-    if not ids:
-        return 0
+    chosen = lost(overdue, settings) if lost else _lost(overdue, depths)
     with Session(engine) as db:
-        values = {"ids": list(ids), **wakeups.wakeup_values(db, set(queues))}
-        count, ours = connection_of(db).execute(WAKE_AGAIN, values).one()
-        wakeups.publish_after_commit(db, ours)
+        woken = wakeups.wake_again(db, [task.id for task in chosen], queues={task.queue for task in chosen})
         db.commit()
-    return int(count)
+    return woken.tasks
 
 
-def _lost(suspects: Sequence[Suspect], depths: Depths) -> list[Suspect]:
-    waiting = depths({suspect.queue for suspect in suspects})
-    return [one for one in suspects if not waiting[one.queue] or one.was_overtaken]
+def _overdue_keyed(db: Session, values: Mapping[str, Any]) -> list[OverdueTask]:
+    """Look at the next `most` partition keys; after the last key, start again with the first."""
+    rows = db.execute(OVERDUE_KEYED, {**values, **_scan, "skipping": skipping(handlers())}).all()
+    _scan["after"] = rows[-1].partition_key if len(rows) >= values["most"] else ""
+    return [OverdueTask(*row[:5]) for row in rows if row[-1]]
+
+
+_scan: Final = {"after": ""}  # the last partition key that this process has looked at
+
+
+def _lost(overdue: Sequence[OverdueTask], depths: Depths) -> list[OverdueTask]:
+    waiting = depths({task.queue for task in overdue})
+    return [task for task in overdue if not waiting[task.queue] or task.was_overtaken]

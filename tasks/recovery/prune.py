@@ -1,7 +1,8 @@
-"""Pruning: tasks whose retention is over go away with their history, in small batches, each its own short transaction.
+"""Delete final tasks and their history after their retention, in small batches, each in a short transaction.
 
-SUCCEEDED and DISCARDED have one retention, DEAD another, which is "for ever" unless somebody says otherwise (P1). A
-task that had a key leaves a tombstone: whoever submits the key again meets it (P10). Stones go by their own age.
+SUCCEEDED and DISCARDED tasks share one retention. DEAD tasks have their own, which is unlimited by default. A task with
+an idempotency key leaves a tombstone, so that a late submit of the same key is still recognised; tombstones have a
+retention, too. A DEAD task has blocked its partition key: deleting it wakes the next task of that key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tasks.core.registry import handlers
 BATCH: Final = 500
 
 
-def _pruning(statuses: str, then: str = "") -> TextClause:
+def _prune_tasks(statuses: str, then: str = "") -> TextClause:
     return sql(f"""
         WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
         old AS MATERIALIZED (
@@ -30,7 +31,7 @@ def _pruning(statuses: str, then: str = "") -> TextClause:
         gone AS (
             DELETE FROM ledger.ingest_task task USING old WHERE task.id = old.id
             RETURNING task.id, task.status, task.payload, task.idempotency_key, task.partition_key),
-        stones AS (
+        tombstones AS (
             INSERT INTO ledger.task_tombstone (id, status, payload_sha, created_at)
             SELECT id, status, ledger.ingest_payload_sha(payload), (SELECT at FROM clock) FROM gone
             WHERE idempotency_key IS NOT NULL ON CONFLICT (id) DO NOTHING),
@@ -39,18 +40,17 @@ def _pruning(statuses: str, then: str = "") -> TextClause:
         steps AS (DELETE FROM ledger.task_step s USING old WHERE s.task_id = old.id)
         {then}
         SELECT count(*) FROM gone
-    """)  # noqa: S608 - literals of this file
+    """)
 
 
-# prune: final longer ago than its retention → gone, the oldest first.
-PRUNE_DONE: Final = _pruning("'SUCCEEDED', 'DISCARDED'")
-PRUNE_DEAD: Final = _pruning(
-    "'DEAD'", f",{partition_keys.freed('gone')}, {wakeups.wake('freed')}"
-)  # it has held its key (P9)
-PRUNE_STONES: Final = sql("""
+# prune_done, prune_dead: final for longer than the retention → deleted, oldest first.
+PRUNE_DONE: Final = _prune_tasks("'SUCCEEDED', 'DISCARDED'")
+PRUNE_DEAD: Final = _prune_tasks("'DEAD'", f",{partition_keys.find_freed('gone')}, {wakeups.insert_wakeups('freed')}")
+PRUNE_TOMBSTONES: Final = sql("""
     WITH old AS MATERIALIZED (
         SELECT id FROM ledger.task_tombstone
-        WHERE created_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours) LIMIT :batch FOR UPDATE SKIP LOCKED),
+        WHERE created_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours)
+        LIMIT :batch FOR UPDATE SKIP LOCKED),
     gone AS (DELETE FROM ledger.task_tombstone t USING old WHERE t.id = old.id RETURNING t.id)
     SELECT count(*) FROM gone
 """)
@@ -58,26 +58,26 @@ PRUNE_STONES: Final = sql("""
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How much went."""
+    """How many rows were deleted."""
 
     tasks: int
     tombstones: int
 
 
 def prune(engine: Engine, settings: Settings, *, budget_seconds: float = 5.0) -> Pruned:
-    """Until nothing is old enough or the time is over."""
+    """Delete until no row is old enough or the time is over."""
     deadline = time.monotonic() + budget_seconds
-    tasks = _all(engine, PRUNE_DONE, settings.ingest_succeeded_retention_hours, deadline)
+    tasks = _delete_old(engine, PRUNE_DONE, settings.ingest_succeeded_retention_hours, deadline)
     if settings.ingest_dead_retention_hours:
-        tasks += _all(engine, PRUNE_DEAD, settings.ingest_dead_retention_hours, deadline)
-    return Pruned(tasks, _all(engine, PRUNE_STONES, settings.ingest_tombstone_retention_hours, deadline))
+        tasks += _delete_old(engine, PRUNE_DEAD, settings.ingest_dead_retention_hours, deadline)
+    return Pruned(tasks, _delete_old(engine, PRUNE_TOMBSTONES, settings.ingest_tombstone_retention_hours, deadline))
 
 
-def _all(engine: Engine, statement: TextClause, hours: int, deadline: float) -> int:
-    done, last = 0, BATCH
+def _delete_old(engine: Engine, statement: TextClause, hours: int, deadline: float) -> int:
+    total, last = 0, BATCH
     while last == BATCH and time.monotonic() < deadline:
         with engine.begin() as connection:
             values = {"hours": hours, "batch": BATCH, "skipping": partition_keys.skipping(handlers())}
             last = connection.execute(statement, values | wakeups.wakeup_values(connection, ())).scalar_one()
-        done += last
-    return done
+        total += last
+    return total

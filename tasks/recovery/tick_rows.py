@@ -1,4 +1,7 @@
-"""The ledger's record of ticks: when each was last run, whoever ran it, and that one runs at a time (P24)."""
+"""Keep one row per tick in the ledger: when it last ran, where, and a lease that lets one process run it at a time.
+
+A tick that is lost with its process may be run by another one when its lease has expired (docs/protocol.md, Ticks).
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from tasks.core.outcomes import Failure
 
 BEAT: Final = "beat"
 
-# record_tick: the tick ran just now, from start to end.
-RECORD_TICK = sql("""
+# record_tick: the tick ran just now.
+RECORD_TICK: Final = sql("""
     INSERT INTO ledger.tick (name, holder, started_at, finished_at)
     VALUES (:name, :holder, ledger.ledger_now(), ledger.ledger_now())
     ON CONFLICT (name) DO UPDATE
     SET holder = excluded.holder, started_at = excluded.started_at, finished_at = excluded.finished_at
 """)
 
-# begin_tick: nobody runs it, or whoever did was lost → running, leased to us.
-BEGIN_TICK = sql("""
+# begin_tick: not running, or its lease has expired → running, leased to this process.
+BEGIN_TICK: Final = sql("""
     INSERT INTO ledger.tick (name, holder, lease_token, lease_until, started_at)
     VALUES (:name, :holder, :token, ledger.ledger_now() + make_interval(secs => :seconds), ledger.ledger_now())
     ON CONFLICT (name) DO UPDATE
@@ -34,16 +37,14 @@ BEGIN_TICK = sql("""
     RETURNING name
 """)
 
-# end_tick: running, ours → ended now, well or with an error.
-END_TICK = sql("""
+# end_tick: running under this token → finished now, with its error if there was one.
+END_TICK: Final = sql("""
     UPDATE ledger.tick SET lease_token = NULL, lease_until = NULL, finished_at = ledger.ledger_now(), error = :error
     WHERE name = :name AND lease_token = :token
 """)
 
-# tick_age: how long ago a tick was last run to its end.
-TICK_AGE = sql("SELECT (SELECT ledger.ledger_now()) - finished_at FROM ledger.tick WHERE name = :name")
-
-FAILED_TICKS = sql("SELECT name, error FROM ledger.tick WHERE error IS NOT NULL ORDER BY name")
+TICK_AGE: Final = sql("SELECT (SELECT ledger.ledger_now()) - finished_at FROM ledger.tick WHERE name = :name")
+FAILED_TICKS: Final = sql("SELECT name, error FROM ledger.tick WHERE error IS NOT NULL ORDER BY name")
 
 
 def record_tick(connection: Connection, name: str, *, holder: str) -> None:
@@ -52,28 +53,27 @@ def record_tick(connection: Connection, name: str, *, holder: str) -> None:
 
 @contextmanager
 def single_flight(engine: Engine, name: str, *, holder: str, seconds: float) -> Iterator[bool]:
-    """False if the tick runs elsewhere. One that was lost with its process is free again after `seconds`."""
-    token = uuid.uuid4()
+    """Lease the tick for `seconds` at most, and record its end. Yield False if another process runs it."""
+    values = {"name": name, "token": uuid.uuid4()}
     with engine.begin() as connection:
-        values = {"name": name, "holder": holder, "token": token, "seconds": seconds}
-        began = connection.execute(BEGIN_TICK, values).first() is not None
-    said: str | None = None
+        began = connection.execute(BEGIN_TICK, {**values, "holder": holder, "seconds": seconds}).first() is not None
+    message: str | None = None
     try:
         yield began
     except BaseException as error:
-        said = Failure.of(error).message
+        message = Failure.of(error).message
         raise
     finally:
         if began:
             with engine.begin() as connection:
-                connection.execute(END_TICK, {"name": name, "token": token, "error": said})
+                connection.execute(END_TICK, {**values, "error": message})
 
 
 def failed_ticks(connection: Connection) -> dict[str, str]:
-    """Those that ended with an error the last time, and what it said."""
-    return {name: error for name, error in connection.execute(FAILED_TICKS)}  # noqa: C416 - rows are no pairs to mypy
+    """Return the error of each tick whose last run failed."""
+    return {row.name: row.error for row in connection.execute(FAILED_TICKS)}
 
 
 def tick_age(connection: Connection, name: str) -> timedelta | None:
-    """None if it was never run."""
+    """Return how long ago the tick last finished, or None if it never did."""
     return connection.execute(TICK_AGE, {"name": name}).scalar()

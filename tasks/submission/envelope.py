@@ -1,16 +1,16 @@
-"""The task as it is submitted and shown: what may be in it, and in which words.
+"""A task as it is submitted: its fields in Python and in JSON, and every check before it is stored.
 
-`NewTask` is what Python hands to `submit`; `TaskEnvelope` is the same and the task's state in the JSON of the seeds
-(camelCase). Everything that can be wrong is found here, before anything is stored, and each has its own error code.
+`NewTask` is a task in Python. `TaskEnvelope` is the same in JSON (camelCase), with the state of a task that was shown
+before, so that a shown task can be submitted again. Each fault raises a `Misuse` with a code of its own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
@@ -22,17 +22,14 @@ from outbox.canonical import canonical_json
 from tasks.core.registry import find
 
 KEY_LIMIT: Final = 500
-# Control characters: one of them separates type and key in `identity.py`. Half a surrogate pair is no text.
+# Control characters, because one of them separates type and key (`task_ids.py`), and unpaired surrogates.
 NOT_IN_A_KEY: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-LOWEST_PRIORITY: Final = 0
-HIGHEST_PRIORITY: Final = 9
 MOST_ATTEMPTS: Final = 1_000_000
-# Sane, and within what PostgreSQL and Python both can say.
+# PostgreSQL and Python can both express these.
 LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
 LONGEST: Final = timedelta(days=365_000)
 
-# The seed's words for a status are understood; ours are said.
-SEED_STATUSES: Final = {
+STATUS_ALIASES: Final = {
     "pending": TaskStatus.QUEUED,
     "processing": TaskStatus.RUNNING,
     "retry": TaskStatus.RETRYING,
@@ -40,41 +37,55 @@ SEED_STATUSES: Final = {
     "suspended": TaskStatus.DEAD,
 }
 
-# What may be said of a task, for whoever said something else.
 FIELDS: Final = (
     "type, payload, context (idempotencyKey, traceId, user, …), retry (max, nextAttemptAt), "
     "queue, priority, runAt, partitionKey, notify"
 )
-# What a task has besides where it is shown (`show --json`, the API): it may come back.
-SHOWN: Final = frozenset({
-    "queue", "priority", "partitionKey", "notify", "idempotencyKey", "maxAttempts", "nextRetryAt", "attemptCount",
-    "lastWakeupAt", "isolated", "errorCode", "errorMessage", "lastError", "result", "finishedAt",
+# Fields of a shown task (`show --json`, the API) that are ignored when it is submitted again.
+IGNORED: Final = frozenset({
+    "attemptCount", "lastWakeupAt", "isolated", "errorCode", "errorMessage", "lastError", "result", "finishedAt",
     "why", "blocker", "transitions", "lease", "wakeups", "audits",
 })  # fmt: skip
 
 
 class BadTask(Misuse):
-    """The task cannot be submitted as it was given."""
+    """The task is invalid.
+
+    A key, the priority, the number of attempts, the time or the context is not allowed.
+    """
 
     code = "bad_task"
+    remedy = "Correct the field that the message names; docs/api.md describes the fields."
 
 
 class UnknownField(Misuse):
-    """There is no such field in an envelope."""
+    """The task has an unknown field.
+
+    A field is misspelt. Unknown fields are rejected, because otherwise they would be ignored silently.
+    """
 
     code = "unknown_field"
+    remedy = "Use the fields that the message lists."
 
 
 class UnknownQueue(Misuse):
-    """There is no such queue."""
+    """There is no such queue.
+
+    The task or its handler names a queue that INGEST_QUEUES does not list.
+    """
 
     code = "unknown_queue"
+    remedy = "Use a queue of INGEST_QUEUES, or add the queue there and restart the workers."
 
 
 class UnknownNotify(Misuse):
-    """There is no such destination to notify."""
+    """There is no such destination.
+
+    `notify` names a destination that OUTBOX_DESTINATIONS does not have.
+    """
 
     code = "unknown_destination"
+    remedy = "Correct the name, or add the destination to OUTBOX_DESTINATIONS."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +94,19 @@ class NewTask:
 
     type: str
     payload: Any = None
-    key: str | None = None
-    queue: str | None = None  # None: its handler's
+    key: str | None = None  # the idempotency key
+    queue: str | None = None  # None: the handler's queue
     priority: int = 5  # 9 is the most urgent
-    run_at: datetime | timedelta | None = None  # a time, or how long from now
-    partition_key: str | None = None  # tasks of one key run one after the other, in the order of their commits
-    max_attempts: int | None = None  # None: its handler's, or INGEST_MAX_ATTEMPTS
+    run_at: datetime | timedelta | None = None  # a time, or a duration from now
+    partition_key: str | None = None  # tasks with the same partition key run one at a time, in the order of commits
+    max_attempts: int | None = None  # None: the handler's max_attempts, or INGEST_MAX_ATTEMPTS
     context: Mapping[str, Any] = field(default_factory=dict)
     notify: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A task that can be stored."""
+class CheckedTask:
+    """A task that can be stored: values are written as JSON, and defaults are filled in."""
 
     new: NewTask
     payload: str
@@ -107,29 +118,28 @@ class Checked:
     delay_seconds: float | None
 
 
-def checked(new: NewTask) -> Checked:
-    """Raises what is wrong with it."""
+def check_task(new: NewTask) -> CheckedTask:
+    """Return the task with its defaults, or raise Misuse."""
     handler = find(new.type)
     current = settings.current()
     queue = new.queue or handler.queue
     if queue not in current.ingest_queues:
-        known = ", ".join(current.ingest_queues)
-        raise UnknownQueue(f"There is no queue {queue!r} for tasks. Known: {known}. INGEST_QUEUES names them.")
+        raise UnknownQueue(f"There is no queue {queue!r}; INGEST_QUEUES lists {', '.join(current.ingest_queues)}.")
     if new.partition_key is not None:
         _check_key(new.partition_key, "A partition key")
-    if not _is_within(new.priority, LOWEST_PRIORITY, HIGHEST_PRIORITY):
-        raise BadTask(f"The priority is {new.priority!r}, and it must be between 0 and 9.")
     if new.key is not None:
-        _check_key(new.key)
+        _check_key(new.key, "An idempotency key")
+    if not _is_within(new.priority, 0, 9):
+        raise BadTask(f"The priority is {new.priority!r}; it must be a whole number from 0 to 9.")
     max_attempts = new.max_attempts if new.max_attempts is not None else handler.max_attempts
     if max_attempts is not None and not _is_within(max_attempts, 1, MOST_ATTEMPTS):
-        raise BadTask(f"max_attempts is {max_attempts!r}, and it must be between 1 and {MOST_ATTEMPTS:,}.")
+        raise BadTask(f"max_attempts is {max_attempts!r}; it must be a whole number from 1 to {MOST_ATTEMPTS:,}.")
     if new.notify is not None and new.notify not in current.outbox_destinations:
-        raise UnknownNotify(f"There is no destination {new.notify!r} to notify: name it in OUTBOX_DESTINATIONS.")
+        raise UnknownNotify(f"There is no destination {new.notify!r}: OUTBOX_DESTINATIONS does not have it.")
     if not isinstance(new.context, Mapping):
-        raise BadTask("The context is an object: names and values.")
-    run_at, delay_seconds = _when(new.run_at)
-    return Checked(
+        raise BadTask("The context must be an object with names and values.")
+    run_at, delay_seconds = _check_time(new.run_at)
+    return CheckedTask(
         new,
         canonical_json(new.payload),
         canonical_json(dict(new.context), what="context") if new.context else "{}",
@@ -141,41 +151,41 @@ def checked(new: NewTask) -> Checked:
     )
 
 
-def _check_key(key: str, what: str = "A key") -> None:
+def _check_key(key: str, what: str) -> None:
     if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or NOT_IN_A_KEY.search(key):
-        raise BadTask(f"{what} is text of 1 to {KEY_LIMIT} characters without control characters.")
+        raise BadTask(f"{what} must be text of 1 to {KEY_LIMIT} characters without control characters.")
 
 
 def _is_within(number: int, least: int, most: int) -> bool:
-    return type(number) is int and least <= number <= most  # True is no number here
+    return type(number) is int and least <= number <= most  # True and False are not accepted as numbers
 
 
-def _when(run_at: datetime | timedelta | None) -> tuple[datetime | None, float | None]:
-    """A time, or seconds from now. A day is 24 hours, also on the day on which clocks are changed."""
+def _check_time(run_at: datetime | timedelta | None) -> tuple[datetime | None, float | None]:
+    """Return a time, or the seconds from now. A day is 24 hours, also when the clocks change."""
     match run_at:
         case None:
             return None, None
-        case timedelta():
-            if abs(run_at) > LONGEST:
-                raise BadTask("run_at is more than a thousand years away.")
+        case timedelta() if abs(run_at) <= LONGEST:
             return None, run_at.total_seconds()
-        case datetime():
-            if run_at.utcoffset() is None:
-                raise BadTask("run_at has no time zone, so nobody knows when it is.")
-            if run_at > LATEST:
-                raise BadTask("run_at is more than a thousand years away.")
+        case datetime() if run_at.utcoffset() is None:
+            raise BadTask("`runAt` needs a time zone, as in 2030-01-01T08:00:00+00:00.")
+        case datetime() if run_at <= LATEST:
             return run_at, None
-    raise BadTask("run_at is a datetime, or a timedelta from now.")
+        case datetime() | timedelta():
+            raise BadTask("`runAt` is more than a thousand years away.")
+    raise BadTask("run_at must be a datetime, or a timedelta from now.")
 
 
 class _Json(BaseModel):
+    """Unknown fields are rejected: a misspelt field would otherwise have no effect."""
+
     model_config = ConfigDict(
-        alias_generator=to_camel, validate_by_alias=True, validate_by_name=True, serialize_by_alias=True, frozen=True
+        alias_generator=to_camel, validate_by_alias=True, validate_by_name=True, extra="forbid", frozen=True
     )
 
 
 class Context(_Json):
-    """Where a task comes from; further keys are kept as they are."""
+    """Where a task comes from. Further fields are stored as they are."""
 
     model_config = ConfigDict(validate_by_name=False, extra="allow")
 
@@ -184,27 +194,8 @@ class Context(_Json):
     user: Any = None
 
 
-class _Closed(_Json):
-    """What nothing reads is refused: whoever misspells a field would wait for an effect that never comes."""
-
-    place: ClassVar[str] = ""
-    besides: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_unknown_field(cls, given: Any) -> Any:
-        known = cls.besides | cls.model_fields.keys() | {field.alias for field in cls.model_fields.values()}
-        for name in given if isinstance(given, Mapping) else ():
-            if name not in known:
-                named = cls.place + str(name)[:100]
-                raise UnknownField(f"There is no field {named!r} in an envelope. Known: {FIELDS}.")
-        return given
-
-
-class RetryState(_Closed):
-    """How often it failed, how often it may, and when it is tried next."""
-
-    place = "retry."
+class RetryState(_Json):
+    """How often the task failed, how often it may, and when the next attempt is due."""
 
     count: int = Field(0, ge=0)
     max: int | None = Field(None, ge=1)
@@ -212,70 +203,61 @@ class RetryState(_Closed):
 
     @field_validator("next_attempt_at", mode="before")
     @classmethod
-    def _zero_is_no_time(cls, given: Any) -> Any:
+    def _read_zero_as_none(cls, given: Any) -> Any:
         return given or None
 
 
-class TaskEnvelope(_Closed):
-    """The seed's envelope."""
+class TaskEnvelope(_Json):
+    """The body of `POST /api/tasks`, and a line of `submit --lines --envelopes`."""
 
-    besides = SHOWN
-
-    task_id: str | None = None
     type: str
     payload: Any = None
     context: Context = Context()
     retry: RetryState = RetryState()
+    queue: str | None = None
+    priority: int = 5
+    run_at: datetime | None = None  # wins over retry.nextAttemptAt
+    partition_key: str | None = None
+    notify: str | None = None
+    # Fields of a shown task. The ledger sets the first four itself; the others repeat what context and retry say.
+    task_id: str | None = None
     status: TaskStatus = TaskStatus.QUEUED
     created_at: datetime | None = None
     updated_at: datetime | None = None
-
-    @field_validator("status", mode="before")
-    @classmethod
-    def _in_our_words(cls, given: Any) -> Any:
-        return SEED_STATUSES.get(given, given) if isinstance(given, str) else given
-
-    def new_task(self) -> NewTask:
-        """To be submitted: what the ledger says itself (id, status, times, count) is not taken over."""
-        said = {"traceId": self.context.trace_id, "user": self.context.user}
-        kept = {name: value for name, value in said.items() if value is not None}
-        return NewTask(
-            self.type,
-            self.payload,
-            key=self.context.idempotency_key,
-            run_at=self.retry.next_attempt_at,
-            max_attempts=self.retry.max,
-            context={**kept, **(self.context.model_extra or {})},
-        )
-
-
-class Submission(TaskEnvelope):
-    """The body of `POST /api/tasks`, and a line of `submit --lines --envelopes`."""
-
-    queue: str | None = None
-    priority: int = 5
-    run_at: datetime | None = None  # before retry.nextAttemptAt
-    partition_key: str | None = None
-    notify: str | None = None
-    idempotency_key: str | None = None  # shown, and so are these; context and retry are what is read
+    idempotency_key: str | None = None
     max_attempts: int | None = None
     next_retry_at: datetime | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored(cls, given: Any) -> Any:
+        return {k: v for k, v in given.items() if k not in IGNORED} if isinstance(given, Mapping) else given
+
+    @field_validator("status", mode="before")
+    @classmethod
+    def _translate_status(cls, given: Any) -> Any:
+        return STATUS_ALIASES.get(given, given) if isinstance(given, str) else given
+
     def new_task(self) -> NewTask:
-        new = super().new_task()
-        _check_same("idempotencyKey", self.idempotency_key, "context.idempotencyKey", new.key)
-        _check_same("maxAttempts", self.max_attempts, "retry.max", new.max_attempts)
-        _check_same("nextRetryAt", self.next_retry_at, "retry.nextAttemptAt", new.run_at)
-        return replace(
-            new,
+        """Return the task to submit, without the state that the ledger sets itself."""
+        key, retry = self.context.idempotency_key, self.retry
+        for name, shown, place, read in (
+            ("idempotencyKey", self.idempotency_key, "context.idempotencyKey", key),
+            ("maxAttempts", self.max_attempts, "retry.max", retry.max),
+            ("nextRetryAt", self.next_retry_at, "retry.nextAttemptAt", retry.next_attempt_at),
+        ):
+            if shown is not None and shown != read:
+                raise BadTask(f"`{name}` and `{place}` differ; send only `{place}`.")
+        named = {"traceId": self.context.trace_id, "user": self.context.user}
+        return NewTask(
+            self.type,
+            self.payload,
+            key=key,
             queue=self.queue,
             priority=self.priority,
-            run_at=self.run_at or new.run_at,
+            run_at=self.run_at or retry.next_attempt_at,
             partition_key=self.partition_key,
+            max_attempts=retry.max,
+            context={k: v for k, v in named.items() if v is not None} | (self.context.model_extra or {}),
             notify=self.notify,
         )
-
-
-def _check_same(name: str, shown: object, place: str, read: object) -> None:
-    if shown is not None and shown != read:
-        raise BadTask(f"{name} does not say the same as {place}, which is read: give {place} alone.")

@@ -1,15 +1,16 @@
-"""Tasks as JSON text: one value, or many lines of it. All lines are checked before the first is submitted.
+"""Tasks as JSON text: one value, or many lines. All lines are checked before the first one is submitted.
 
-Memory does not grow with the number of lines: they are read twice, once to check and once to submit, a thousand in one
-transaction. Each thousand is there as a whole or not at all, and whoever is stopped says which lines are submitted.
+The lines are read twice, once to check and once to submit, so memory does not grow with their number. A thousand lines
+are one transaction: they are submitted all or not at all. If submitting stops, the error says which lines are
+submitted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, BinaryIO, Final
 
 from pydantic import ValidationError
@@ -19,10 +20,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from models.errors import CeleriacError, Misuse
 from outbox.canonical import MAX_BYTES
 from tasks.core.task_ids import keyed_id
-from tasks.submission.envelope import NewTask, Submission, checked
+from tasks.submission.envelope import FIELDS, NewTask, TaskEnvelope, UnknownField, check_task
 from tasks.submission.submit import CHUNK, IdempotencyConflict, Submitted, submit_many
 
-LINE_LIMIT: Final = 4 * MAX_BYTES  # before parsing; as it is stored, MAX_BYTES is the most
+LINE_LIMIT: Final = 4 * MAX_BYTES  # of the text; MAX_BYTES is the limit of the payload as it is stored
 SHOWN: Final = 20
 TOO_LONG: Final = f"It has more than {LINE_LIMIT:,} bytes."
 _BOM: Final = b"\xef\xbb\xbf"
@@ -30,62 +31,23 @@ Make = Callable[[Any], NewTask]
 
 
 class BadJson(Misuse):
-    """This is not JSON."""
+    """The text is not valid JSON, or not a task.
+
+    It is not UTF-8 or not JSON, is too large, or has a field with a value of the wrong type.
+    """
 
     code = "bad_json"
+    remedy = "Correct the text at the place that the message names."
 
 
 class SubmitStopped(CeleriacError):
-    """Some lines are submitted, and the others are not."""
+    """Some lines were submitted, and the others were not.
+
+    A line conflicts with an existing key, or the database failed after some lines were committed.
+    """
 
     code = "submit_stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """What all tasks of one command have in common."""
-
-    type: str | None = None
-    key: str | None = None
-    queue: str | None = None
-    priority: int = 5
-    run_at: datetime | timedelta | None = None
-    max_attempts: int | None = None
-    context: Mapping[str, Any] = field(default_factory=dict)
-    notify: str | None = None
-
-    def of_payload(self, payload: Any) -> NewTask:
-        return NewTask(
-            self.type or "",
-            payload,
-            self.key,
-            self.queue,
-            self.priority,
-            self.run_at,
-            None,
-            self.max_attempts,
-            self.context,
-            self.notify,
-        )
-
-    def of_envelope(self, value: Any) -> NewTask:
-        """What the envelope says goes before what the command says."""
-        given = {"type": self.type, **value} if self.type and isinstance(value, dict) else value
-        try:
-            envelope = Submission.model_validate(given)
-        except ValidationError as error:
-            raise BadJson(f"It is no envelope: {said(error)}.") from None
-        new = envelope.new_task()
-        return replace(
-            new,
-            key=self.key if new.key is None else new.key,  # an empty one is refused, not replaced
-            queue=new.queue or self.queue,
-            priority=new.priority if "priority" in envelope.model_fields_set else self.priority,
-            run_at=new.run_at or self.run_at,
-            max_attempts=new.max_attempts or self.max_attempts,
-            context={**self.context, **new.context},
-            notify=self.notify if new.notify is None else new.notify,
-        )
+    remedy = "Correct the cause, then submit the rest from the line that the message names. Keys prevent duplicates."
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +60,7 @@ class BadLine:
 
 @dataclass(slots=True)
 class CheckedLines:
-    """How many lines there are, how many of them are bad, and the first few of those."""
+    """The number of good and of bad lines, and the first bad ones."""
 
     good: int = 0
     bad: int = 0
@@ -107,14 +69,14 @@ class CheckedLines:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedLine:
-    """A line that is in the ledger."""
+    """A line that was submitted."""
 
     number: int
     submitted: Submitted
 
 
 def read_json(raw: bytes) -> Any:
-    """Raises BadJson, in a sentence."""
+    """Parse JSON, or raise BadJson."""
     if len(raw) > LINE_LIMIT:
         raise BadJson(TOO_LONG)
     try:
@@ -128,23 +90,61 @@ def read_json(raw: bytes) -> Any:
 
 
 def read_envelope(raw: bytes) -> NewTask:
-    """Raises Misuse, in a sentence."""
-    return Template().of_envelope(read_json(raw))
+    """Parse the JSON text of an envelope, or raise Misuse."""
+    return task_from_envelope(NewTask(""), read_json(raw))
 
 
-def said(error: ValidationError) -> str:
-    """What is wrong and where; never what was given."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else first["msg"]
+def task_from_payload(defaults: NewTask, payload: Any) -> NewTask:
+    """Return the defaults with this payload."""
+    return replace(defaults, payload=payload)
 
 
-def check(stream: BinaryIO, make: Make) -> CheckedLines:
-    """Every line, to the end; nothing is written."""
+def task_from_envelope(defaults: NewTask, value: Any) -> NewTask:
+    """Return the task of an envelope. What the envelope does not say comes from the defaults."""
+    given = {"type": defaults.type, **value} if defaults.type and isinstance(value, dict) else value
+    try:
+        envelope = TaskEnvelope.model_validate(given)
+    except ValidationError as error:
+        raise _translate(error.errors()) from None
+    new = envelope.new_task()
+    return replace(
+        new,
+        key=defaults.key if new.key is None else new.key,  # an empty key is refused later, not replaced here
+        queue=new.queue or defaults.queue,
+        priority=new.priority if "priority" in envelope.model_fields_set else defaults.priority,
+        run_at=new.run_at or defaults.run_at,
+        max_attempts=new.max_attempts or defaults.max_attempts,
+        context={**defaults.context, **new.context},
+        notify=defaults.notify if new.notify is None else new.notify,
+    )
+
+
+def _translate(errors: Sequence[Any]) -> Misuse:
+    unknown = next((error for error in errors if error["type"] == "extra_forbidden"), None)
+    if unknown is None:
+        return BadJson(f"The task is invalid: {describe_invalid(errors)}.")
+    name = ".".join(map(str, unknown["loc"]))[:100]
+    return UnknownField(f"There is no field {name!r}. Known: {FIELDS}.")
+
+
+def describe_invalid(errors: Sequence[Any], *, skip: int = 0) -> str:
+    """Return what is wrong with the first invalid field, without its value. `skip` cuts the head of its path."""
+    first = errors[0]
+    name = ".".join(str(part) for part in first["loc"][skip:])
+    if first["type"] in ("model_type", "model_attributes_type"):
+        return f"`{name}` must be a JSON object" if name else "it must be a JSON object"
+    if first["type"] == "missing":
+        return f"`{name}` is required"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"`{name}`: {message[0].lower()}{message[1:]}" if name else message
+
+
+def check_lines(stream: BinaryIO, make: Make) -> CheckedLines:
+    """Check every line without submitting any."""
     found = CheckedLines()
     for number, raw in _lines(stream):
         try:
-            checked(_made(raw, make))
+            check_task(make(read_json(raw)))
             found.good += 1
         except Misuse as error:
             found.bad += 1
@@ -154,20 +154,30 @@ def check(stream: BinaryIO, make: Make) -> CheckedLines:
 
 
 def submit_lines(sessions: sessionmaker[Session], stream: BinaryIO, make: Make) -> Iterator[list[SubmittedLine]]:
-    """Yields the lines of each transaction after its commit. SubmitStopped says what is submitted and what is not."""
+    """Submit the lines and yield those of each transaction after its commit.
+
+    SubmitStopped says which lines are submitted.
+    """
     last = 0
-    for chunk in _chunks(_lines(stream)):
+    lines = _lines(stream)
+    while chunk := list(islice(lines, CHUNK)):
         try:
-            tasks = [_made(raw, make) for _, raw in chunk]
+            tasks = [make(read_json(raw)) for _, raw in chunk]
             with sessions.begin() as session:
                 submitted = submit_many(session, tasks)
         except IdempotencyConflict as conflict:
-            twins = [number for (number, _), task in zip(chunk, tasks, strict=True) if _id_of(task) == conflict.task_id]
-            raise SubmitStopped(f"{_named(twins)}: {conflict.message} {_how_far(last)}") from None
+            numbers = [
+                f"{number:,}"
+                for (number, _), task in zip(chunk, tasks, strict=True)
+                if task.key and keyed_id(task.type, task.key) == conflict.task_id
+            ]
+            named = f"Line{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+            raise SubmitStopped(f"{named}: {conflict.message} {_how_far(last)}") from None
         except DBAPIError as error:
             reason = str(error).partition("\n")[0]
-            numbers = f"{chunk[0][0]:,} to {chunk[-1][0]:,}"
-            doubt = f" Nobody knows whether lines {numbers} are." if error.connection_invalidated else ""
+            doubt = (
+                f" Lines {chunk[0][0]:,} to {chunk[-1][0]:,} may or may not be." if error.connection_invalidated else ""
+            )
             raise SubmitStopped(f"The database refused: {reason} {_how_far(last)}{doubt}") from None
         except CeleriacError as error:
             if not last:
@@ -178,7 +188,7 @@ def submit_lines(sessions: sessionmaker[Session], stream: BinaryIO, make: Make) 
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Each line with its number; an empty one is none. Of one that is too long only the beginning is read."""
+    """Yield the lines that are not empty, with their numbers. Only the beginning of a line that is too long is read."""
     number = 0
     while raw := stream.readline(LINE_LIMIT + 1):
         number += 1
@@ -188,30 +198,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             raw = stream.readline(LINE_LIMIT + 1)  # the rest of the same line
 
 
-def _chunks(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    chunk: list[tuple[int, bytes]] = []
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _made(raw: bytes, make: Make) -> NewTask:
-    return make(read_json(raw))
-
-
-def _id_of(task: NewTask) -> Any:
-    return keyed_id(task.type, task.key) if task.key else None
-
-
-def _named(numbers: Sequence[int]) -> str:
-    return f"Line {numbers[0]:,}" if len(numbers) == 1 else f"Lines {', '.join(f'{number:,}' for number in numbers)}"
-
-
 def _how_far(last: int) -> str:
     if not last:
         return "Nothing was submitted."
-    return f"Up to line {last:,} all are submitted, from line {last + 1:,} on none is."
+    return f"The lines up to {last:,} are submitted, those from {last + 1:,} on are not."

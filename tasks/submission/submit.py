@@ -1,18 +1,21 @@
-"""Submitting: a task and its wake-up, in the caller's own transaction. It exists if that commits, and never if not.
+"""Submit tasks: a task and its wake-up are inserted in the caller's own transaction.
 
 with Session.begin() as session:
     session.add(invoice)
     submit(session, "invoice.import", {"invoice": 17}, key="invoice 17")
 
-Whoever has nothing else to commit gives an engine: `submit(engine(), …)` is a transaction of its own.
+The task exists if and only if that transaction commits. A caller with nothing else to commit gives an engine:
+`submit(engine(), …)` is a transaction of its own.
 
-Same key, same payload: the existing task. Same key, another payload: `IdempotencyConflict`. Equal is what the database
-calls equal (jsonb). A thousand tasks are one round trip, and one wake-up per handler batch.
+Idempotency keys. Submitting a key again with an equal payload returns the existing task; with another payload it raises
+`IdempotencyConflict`. The database decides what is equal (jsonb). A submit waits for the end of a transaction that is
+submitting the same key.
 
-Whoever submits a key that another transaction is submitting waits for its end, and then meets its task, or nothing if
-it was rolled back. `submit_many` goes through its keys in one order, whatever the order of its tasks (P14); two
-transactions that call `submit` several times must take care of theirs. The same is true of partition keys: whoever
-submits to one waits for the commit of whoever did so before, so that the order of a key is the order of commits (P9).
+Partition keys. A submit waits for the commit of the previous transaction with the same partition key, so that the order
+of a key is the order of commits.
+
+`submit_many` locks keys in sorted order, so two calls do not deadlock. Transactions that call `submit` several times
+must keep to one order themselves.
 """
 
 from __future__ import annotations
@@ -30,34 +33,38 @@ from models.errors import CeleriacError, LedgerBusy
 from models.prepared import Prepared
 from models.sql import sql
 from models.status import TaskStatus
-from outbox.after_commit import begin, begin_at_once
+from outbox.after_commit import begin, begin_autocommit
 from outbox.lease import Db, connection_of
 from tasks.core import wakeups
 from tasks.core.holders import actor
 from tasks.core.task_ids import fresh_id, keyed_id
-from tasks.submission.envelope import Checked, NewTask, checked
+from tasks.submission.envelope import CheckedTask, NewTask, check_task
 
 CHUNK: Final = 1000
 
-# submit: what `ingest_submit_many` says (models/migrations/versions/0001_ledger.sql).
+# submit: → QUEUED. The function is in models/migrations/versions/0001_ledger.sql.
 SUBMIT: Final = Prepared("""
     SELECT statuses, same, wakeup_ids, wakeups FROM ledger.ingest_submit_many(
         :ids, :types, :payloads, :contexts, :queues, :priorities, :keys, :max_attempts, :run_ats, :delays, :notifies,
         :partition_keys, :turns, :batches, :actor, :wakeup_holder, :wakeup_token, :wakeup_seconds, :wakeup_queues)
 """)
 DRAW_TURNS: Final = sql("SELECT ledger.ingest_draw_turns(:keys)")
-# take_back: tasks that were submitted a moment ago in this transaction, as if they had not been.
-TAKE_BACK: Final = sql("""
+# undo: QUEUED → deleted, for tasks that this transaction has just submitted.
+UNDO: Final = sql("""
     WITH tasks AS (DELETE FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))),
-    told AS (DELETE FROM ledger.ingest_task_transition WHERE task_id = ANY(CAST(:ids AS uuid[])))
+    history AS (DELETE FROM ledger.ingest_task_transition WHERE task_id = ANY(CAST(:ids AS uuid[])))
     DELETE FROM ledger.outbox_event WHERE id = ANY(CAST(:wakeups AS bigint[]))
 """)
 
 
 class IdempotencyConflict(CeleriacError):
-    """The key belongs to a task with another payload."""
+    """The idempotency key belongs to a task with another payload.
+
+    The same key was used before for the same type, with a different payload.
+    """
 
     code = "idempotency_conflict"
+    remedy = "Use a new key for different work. The message names the existing task."
     http_status = 409
 
     def __init__(self, task_id: uuid.UUID) -> None:
@@ -67,7 +74,7 @@ class IdempotencyConflict(CeleriacError):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A task that is in the ledger, and whether this call put it there."""
+    """A task that is in the ledger, and whether this call created it."""
 
     task_id: uuid.UUID
     status: TaskStatus
@@ -88,9 +95,9 @@ def submit(
     context: Mapping[str, Any] | None = None,
     notify: str | None = None,
 ) -> Submitted:
-    """Submit one task. `run_at` is a time or how long from now; `notify` names a destination for the final status.
+    """Submit one task. `run_at` is a time or a duration from now; `notify` names a destination for the final status.
 
-    Through an engine it is a transaction of its own, in one round trip: committed when this returns.
+    With an engine, the task is committed when this returns, after one round trip.
     """
     context = {} if context is None else context
     new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context, notify)
@@ -98,42 +105,43 @@ def submit(
 
 
 def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitted]:
-    """Submit tasks, a thousand in one round trip, and say of each what became of it. All are checked first.
+    """Submit tasks, a thousand per round trip, and return a result for each.
 
-    All or none: when a key belongs to another task, those that were submitted before are taken back.
+    All tasks are checked first, and all or none are submitted: a conflict deletes those that this call has inserted.
     """
-    given = [checked(new) for new in tasks]
+    given = [check_task(new) for new in tasks]
     if isinstance(session, Engine):
-        with (begin_at_once if len(given) == 1 else begin)(session) as connection:
+        with (begin_autocommit if len(given) == 1 else begin)(session) as connection:
             return _submit_checked(connection, given)
     return _submit_checked(session, given)
 
 
-def _submit_checked(session: Db, given: Sequence[Checked]) -> list[Submitted]:
-    """Write in one order of types and keys, whatever the order of the tasks, so that two calls do not deadlock (P14)."""
+def _submit_checked(session: Db, given: Sequence[CheckedTask]) -> list[Submitted]:
+    """Insert the tasks sorted by type and key, so that two calls do not deadlock."""
     if not given:
         return []
     in_order = sorted(range(len(given)), key=lambda place: (given[place].new.type, given[place].new.key or ""))
-    turns = _turns(session, given)
+    turns = _draw_turns(session, given)
     written = _Written()
     found: dict[int, Submitted] = {}
     try:
         for start in range(0, len(given), CHUNK):
             places = in_order[start : start + CHUNK]
-            submitted = _submit_chunk(session, [given[place] for place in places], _at(turns, places), written)
+            chunk_turns = None if turns is None else array(turns[place] for place in places)
+            submitted = _submit_chunk(session, [given[place] for place in places], chunk_turns, written)
             found |= zip(places, submitted, strict=True)
     except CeleriacError:
         values = {"ids": array_of_ids(written.ids), "wakeups": written.wakeup_ids}
-        connection_of(session).execute(TAKE_BACK, values)
+        connection_of(session).execute(UNDO, values)
         raise
     wakeups.publish_after_commit(session, written.wakeups)
     return [found[place] for place in range(len(given))]
 
 
-def _turns(session: Db, given: Sequence[Checked]) -> list[int | None] | None:
-    """Draw a place in its partition key for each task, in the order in which they were given.
+def _draw_turns(session: Db, given: Sequence[CheckedTask]) -> list[int | None] | None:
+    """Lock all partition keys, and draw a `key_seq` for each task in the given order.
 
-    All keys are locked before anything is written. One chunk draws its places itself.
+    Return None if there are no keys, or a single task: SUBMIT draws its `key_seq` itself.
     """
     keys = [each.new.partition_key for each in given]
     if len(given) == 1 or not any(key is not None for key in keys):
@@ -142,21 +150,17 @@ def _turns(session: Db, given: Sequence[Checked]) -> list[int | None] | None:
     return turns
 
 
-def _at(turns: Sequence[int | None] | None, places: Sequence[int]) -> str | None:
-    return None if turns is None else array(turns[place] for place in places)
-
-
 @dataclass(slots=True)
 class _Written:
-    """What one call has put into the ledger so far."""
+    """What one call has inserted so far."""
 
     ids: list[uuid.UUID] = field(default_factory=list)
     wakeup_ids: list[int] = field(default_factory=list)
     wakeups: list[Any] = field(default_factory=list)  # those that this process must publish
 
 
-def _submit_chunk(session: Db, chunk: Sequence[Checked], turns: str | None, written: _Written) -> list[Submitted]:
-    ids = [_id(each) for each in chunk]
+def _submit_chunk(session: Db, chunk: Sequence[CheckedTask], turns: str | None, written: _Written) -> list[Submitted]:
+    ids = [fresh_id() if each.new.key is None else keyed_id(each.new.type, each.new.key) for each in chunk]
     values = {
         "ids": array_of_ids(ids),
         "types": array(each.new.type for each in chunk),
@@ -176,27 +180,21 @@ def _submit_chunk(session: Db, chunk: Sequence[Checked], turns: str | None, writ
         **wakeups.lease_values(session, {each.queue for each in chunk}),
     }
     statuses, same, wakeup_ids, ours = SUBMIT.row(connection_of(session), values)
-    if statuses is None:
-        submitted = [Submitted(id_, TaskStatus.QUEUED, created=True) for id_ in ids]
-        written.ids += ids
-    else:
-        submitted = []
-        written.ids += [id_ for id_, status in zip(ids, statuses, strict=True) if status is None]
     written.wakeup_ids += wakeup_ids or ()
     written.wakeups += ours or ()
-    return submitted or [_found(*each) for each in zip(ids, statuses, same, strict=True)]
+    if statuses is None:  # all tasks are new
+        written.ids += ids
+        return [Submitted(id_, TaskStatus.QUEUED, created=True) for id_ in ids]
+    written.ids += [id_ for id_, status in zip(ids, statuses, strict=True) if status is None]
+    return [_existing(*each) for each in zip(ids, statuses, same, strict=True)]
 
 
-def _found(id_: uuid.UUID, status: str | None, same: bool) -> Submitted:
-    """What stands at the place of a task. None: it was put there now. Empty: it was pruned just now."""
+def _existing(id_: uuid.UUID, status: str | None, same: bool) -> Submitted:
+    """Return the task that has this id. `status` is None if it was created now, and empty if it was pruned just now."""
     if status is None:
         return Submitted(id_, TaskStatus.QUEUED, created=True)
     if not status:
-        raise LedgerBusy(f"The task {id_} was pruned at this very moment; submit it again.")
+        raise LedgerBusy(f"The task {id_} was pruned at this moment; submit it again.")
     if not same:
         raise IdempotencyConflict(id_)
     return Submitted(id_, TaskStatus(status), created=False)
-
-
-def _id(each: Checked) -> uuid.UUID:
-    return fresh_id() if each.new.key is None else keyed_id(each.new.type, each.new.key)

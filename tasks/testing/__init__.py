@@ -1,17 +1,17 @@
-"""For your own tests: run a handler for real, inside the transaction that your test rolls back.
+"""Run handlers in your own tests, inside the transaction that your test rolls back.
 
-from tasks.testing import assert_submitted, run, travel
+    from tasks.testing import assert_submitted, run, travel
 
-def test_an_invoice_is_imported(db):                      # db: a session that your fixture rolls back
-    ran = run("invoice.import", {"invoice": 17}, db)
-    assert ran.status == "SUCCEEDED"
-    assert_submitted(db, type="invoice.mail", payload={"invoice": 17})
+    def test_an_invoice_is_imported(db):                      # db: a session that your fixture rolls back
+        ran = run("invoice.import", {"invoice": 17}, db)
+        assert ran.status == "SUCCEEDED"
+        assert_submitted(db, type="invoice.mail", payload={"invoice": 17})
 
-Submit, guard, handler, settle are those of production and send the same statements; what they would commit is a
-savepoint here. No message leaves: the wake-ups stay in the outbox of your transaction. Nothing here needs pytest; a whole
-stack as a fixture is in `embedded/pytest_plugin.py`.
+Submitting, claiming, running and settling use production's code and statements; a savepoint takes the place of each
+commit. No message is sent: wake-ups stay in the outbox of your transaction. Nothing here needs pytest;
+`embedded/pytest_plugin.py` has fixtures with a whole stack.
 
-What is different: nobody else sees your transaction, so there is no heartbeat, no hard time limit and no other worker.
+Other processes cannot see your transaction, so there is no heartbeat, no hard time limit and no other worker.
 """
 
 from tasks.testing.clock import ClockRefused, travel

@@ -1,4 +1,4 @@
-"""Moving time in a test: the ledger's clock goes on, for this transaction alone, until it is rolled back (P13)."""
+"""Move the ledger's clock in a test, for its transaction only, until it is rolled back."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ MOVE: Final = sql("""
 
 
 class ClockRefused(Misuse):
-    """Only a superuser of the database may move the clock of the ledger."""
+    """Only a superuser of the database may shift the ledger's clock.
+
+    A test calls `travel` with a role that is not a superuser.
+    """
 
     code = "clock_refused"
+    remedy = "Connect the test as a superuser, as the fixture `celeriac_db` does."
     http_status = 403
 
 
 def travel(db: Db, by: timedelta | None = None, **how_far: Any) -> datetime:
-    """Move on by a timedelta, or by `minutes=5`; returns what time it is then. It goes backwards, too.
+    """Move the clock by a timedelta or by `minutes=5`, also backwards; return the new time.
 
-    Nobody else notices. Two tests that travel in one database at the same time wait for each other.
+    Other transactions keep their time. Two tests that travel in one database at the same time wait for each other.
     """
     with inside(db) as connection:
         role = connection.execute(sql("SELECT current_user")).scalar_one()
@@ -42,6 +46,6 @@ def travel(db: Db, by: timedelta | None = None, **how_far: Any) -> datetime:
                 raise
             raise ClockRefused(
                 f"The role {role!r} may not move the clock of the ledger: only a superuser of the database may. "
-                "Let the tests that travel connect as one (the fixture `celeriac_db` does)."
+                f"{ClockRefused.remedy}"
             ) from None
         return clock.now(connection)

@@ -1,4 +1,4 @@
-"""What a test learns of a task that was run: what the ledger says about it, and what its handler raised."""
+"""The result of a delivery in a test: the task as the ledger has it, and what its handler raised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ TASK: Final = sql("""
     FROM ledger.ingest_task WHERE id = :id
 """)
 TRANSITIONS: Final = sql("""
-    SELECT from_status, to_status, attempt_count, message FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id
+    SELECT from_status, to_status, attempt_count, message FROM ledger.ingest_task_transition
+    WHERE task_id = :id ORDER BY id
 """)
 
 
@@ -40,23 +41,23 @@ class Ran:
     type: str
     payload: Any
     status: TaskStatus
-    was_run: bool  # False: the guard did not admit it (not due, not its turn, final)
+    was_run: bool  # False: it was not claimed (not due, not its turn, final)
     result: Any
     attempt_count: int
     max_attempts: int
     next_retry_at: datetime | None
-    retry_after: timedelta | None  # from when it was settled to then
+    retry_after: timedelta | None  # the time between settling and `next_retry_at`
     error_code: str | None
     error_message: str | None
-    raised: BaseException | None  # what came out of the handler, a verdict too
+    raised: BaseException | None  # by the handler, also a Snooze, Discard, Permanent or TryLater
     last_error: str | None = field(repr=False)  # the tail of the traceback, as `manage.py show` prints it
     transitions: tuple[Transition, ...] = field(repr=False)
 
 
-def ran(connection: Connection, task_id: uuid.UUID, *, was_run: bool, raised: BaseException | None) -> Ran:
-    """As the ledger has it now."""
+def read_ran(connection: Connection, task_id: uuid.UUID, *, was_run: bool, raised: BaseException | None) -> Ran:
+    """Read the task from the ledger."""
     found = connection.execute(TASK, {"id": task_id}).mappings().one()
-    told = connection.execute(TRANSITIONS, {"id": task_id})
+    history = connection.execute(TRANSITIONS, {"id": task_id})
     values = {name: value for name, value in found.items() if name not in ("status", "updated_at")}
     due = found["next_retry_at"]
     return Ran(
@@ -66,7 +67,7 @@ def ran(connection: Connection, task_id: uuid.UUID, *, was_run: bool, raised: Ba
         retry_after=due - found["updated_at"] if due else None,
         raised=raised,
         transitions=tuple(
-            Transition(before and TaskStatus(before), TaskStatus(to), *rest) for before, to, *rest in told
+            Transition(before and TaskStatus(before), TaskStatus(to), *rest) for before, to, *rest in history
         ),
         **values,
     )

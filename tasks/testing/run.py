@@ -1,7 +1,7 @@
-"""Running tasks in the transaction of a test: the guard, the batch and the settling of production.
+"""Run tasks in the transaction of a test, with the claiming, running and settling code of production.
 
-run         submit one and deliver it           run_many    several, as one batch
-deliver     one that is there (a retry)         run_due     all that this transaction submitted and that is due
+run         submit a task and run it            run_many    submit several tasks and run them as one batch
+deliver     run a task of the ledger            run_due     run all due tasks that this transaction has submitted
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from models.sql import sql
 from outbox.lease import Db
 from tasks.core.due import OPEN, TIME
 from tasks.core.holders import actor
-from tasks.core.lease import Held
+from tasks.core.lease import HeldLease
 from tasks.core.registry import Handler, find, handlers
 from tasks.execution.batch import Batch
 from tasks.execution.claim import claim
 from tasks.execution.claim_partitioned import claim_keyed
 from tasks.submission.envelope import NewTask
 from tasks.submission.submit import submit_many
-from tasks.testing.ran import Ran, ran
+from tasks.testing.ran import Ran, read_ran
 from tasks.testing.submitted import BORN_HERE, BY_A_TEST
 from tasks.testing.transaction import inside
 
 MOST_DELIVERIES: Final = 10_000
 TYPES: Final = sql("SELECT DISTINCT type FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))")
-# mark: so that `submitted` tells what the test itself submitted from what the code under test did.
+# mark: note which tasks the test itself has submitted; `submitted` leaves them out.
 MARK: Final = sql("""
     UPDATE ledger.ingest_task_transition SET message = :message
     WHERE task_id = ANY(CAST(:ids AS uuid[])) AND from_status IS NULL
@@ -44,21 +44,21 @@ DUE: Final = sql(f"""
     WHERE birth.from_status IS NULL AND {BORN_HERE} AND task.{OPEN} AND {TIME} <= (SELECT ledger.ledger_now())
       AND task.id <> ALL(CAST(:refused AS uuid[]))
     ORDER BY task.key_seq, task.created_at, birth.id LIMIT 1
-""")  # noqa: S608 - literals of ours
+""")
 
 
 def run(type: str, payload: Any = None, db: Db | None = None, **how: Any) -> Ran:
     """Submit a task and run it at once; `how` is what `submit` takes (key=, partition_key=, max_attempts=, …).
 
-    Without `db` it happens in a transaction of its own, of which nothing stays.
+    Without `db`, it runs in a transaction of its own, which is rolled back.
     """
     return run_many(type, [payload], db, **how)[0]
 
 
 def run_many(type: str, payloads: Sequence[Any], db: Db | None = None, **how: Any) -> list[Ran]:
-    """Tasks of one type as one batch, together if all goes well, and one by one if not."""
+    """Submit tasks of one type and run them as one batch; after a failure they run one by one."""
     if len(payloads) > (most := find(type).batch):
-        raise Misuse(f"A batch of {type} has at most {most} tasks, and here are {len(payloads)}.")
+        raise Misuse(f"A batch of {type} has at most {most} tasks; {len(payloads)} were given.")
     with inside(db) as connection:
         submitted = submit_many(connection, [NewTask(type, payload, **how) for payload in payloads])
         ids = [each.task_id for each in submitted]
@@ -67,15 +67,15 @@ def run_many(type: str, payloads: Sequence[Any], db: Db | None = None, **how: An
 
 
 def deliver(db: Db, task_id: uuid.UUID) -> Ran:
-    """Run a task that is in the ledger, as when its wake-up comes: a retry after `travel`, one that was submitted."""
+    """Run a task of the ledger, as its wake-up would: a retry after `travel`, or one that your code has submitted."""
     with inside(db) as connection:
         return _delivered(connection, [task_id])[0]
 
 
 def run_due(db: Db) -> list[Ran]:
-    """Run what this transaction has submitted, and what that submits, until nothing of it is due any more."""
+    """Run the due tasks of this transaction, and those that they submit, until no task is due."""
     done: list[Ran] = []
-    refused: list[uuid.UUID] = []  # by the guard: another task of their partition key holds them up
+    refused: list[uuid.UUID] = []  # not claimed: another task of their partition key is ahead of them
     with inside(db) as connection:
         while (id_ := connection.execute(DUE, {"refused": refused}).scalar()) is not None:
             each = _delivered(connection, [id_])[0]
@@ -85,19 +85,19 @@ def run_due(db: Db) -> list[Ran]:
             else:
                 refused.append(id_)
             if len(done) >= MOST_DELIVERIES:
-                raise Misuse(
-                    f"After {MOST_DELIVERIES:,} runs something is still due: tasks submit each other for ever."
-                )
+                raise Misuse(f"Tasks submit each other without end: some are still due after {MOST_DELIVERIES:,} runs.")
     return done
 
 
 def _delivered(connection: Connection, ids: Sequence[uuid.UUID]) -> list[Ran]:
-    """One batch of these and no others: a guard that topped it up would run what the test did not ask for."""
+    """Claim and run exactly these tasks; in production, a claim would add other due tasks to the batch."""
     types = connection.execute(TYPES, {"ids": list(ids)}).scalars().all()
     if len(types) != 1:
-        raise Misuse(f"There is no task {ids[0]} in this transaction." if not types else "They are of several types.")
+        raise Misuse(
+            "All tasks must have the same type." if types else f"There is no task {ids[0]} in this transaction."
+        )
     raised: dict[uuid.UUID, BaseException] = {}
-    handler = _watched(find(types[0]), raised)
+    handler = _recording(find(types[0]), raised)
     current = settings.current()
     how: dict[str, Any] = {
         "handlers": {**handlers(), handler.type: replace(handler, batch=len(ids))},
@@ -111,17 +111,17 @@ def _delivered(connection: Connection, ids: Sequence[uuid.UUID]) -> list[Ran]:
         claimed = claim_keyed(connection, claimed.keyed, **how)
     if claimed.tasks:
         _Batch(connection, claimed, handler, current).run()
-    admitted = {task.id for task in claimed.tasks}
-    return [ran(connection, id_, was_run=id_ in admitted, raised=raised.get(id_)) for id_ in ids]
+    run_ids = {task.id for task in claimed.tasks}
+    return [read_ran(connection, id_, was_run=id_ in run_ids, raised=raised.get(id_)) for id_ in ids]
 
 
-def _watched(handler: Handler, raised: dict[uuid.UUID, BaseException]) -> Handler:
-    """The same, and what comes out of it is kept for the test; of a handler of many, for each of them."""
+def _recording(handler: Handler, raised: dict[uuid.UUID, BaseException]) -> Handler:
+    """Return a handler that also records what it raises, for each task that it was given."""
 
     def function(given: Any, *more: Any) -> Any:
         tasks = given if handler.many else [given]
         for task in tasks:
-            raised.pop(task.id, None)  # together with others, and now alone
+            raised.pop(task.id, None)  # of an earlier run, together with others
         try:
             result = handler.function(given, *more)
         except BaseException as error:
@@ -129,19 +129,16 @@ def _watched(handler: Handler, raised: dict[uuid.UUID, BaseException]) -> Handle
             raise
         return result
 
-    watched: Callable[..., Any] = function
-    return replace(handler, function=watched)
+    recording: Callable[..., Any] = function
+    return replace(handler, function=recording)
 
 
 class _Batch(Batch):
-    """Nobody can take the lease of a claim that nobody sees: there is nothing to renew, and nobody to watch for.
-
-    Nor is there anybody to share a slow batch with.
-    """
+    """A batch without heartbeat, which leaves no tasks to other workers: none can see its transaction."""
 
     def _stop_starting_at(self) -> float:
         return self.half_a_lease_at
 
     @contextmanager
-    def _holding(self) -> Iterator[Held]:
-        yield Held(self.claim.token, self.claim.deadline)
+    def _holding(self) -> Iterator[HeldLease]:
+        yield HeldLease(self.claim.token, self.claim.deadline)

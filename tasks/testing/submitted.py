@@ -1,4 +1,4 @@
-"""What the code under test has submitted: tasks that were born in this very transaction, whoever submitted them how."""
+"""Find the tasks that the code under test has submitted in this transaction, through Python or SQL."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ ANYTHING: Final = object()
 SHOWN: Final = 20
 LONGEST_LINE: Final = 200
 
-# A row that we see and whose transaction is still in progress is our own, of a savepoint or not. Its xmin has 32 bits;
-# savepoints are numbered after their transaction, and by how much says which number it is in full.
+# A visible row whose transaction is in progress belongs to this transaction or to a savepoint of it. `xmin` has only 32
+# bits. Savepoints are numbered after their transaction, so the distance to our own number gives the full number.
 _OURS: Final = "(SELECT CAST(CAST(pg_current_xact_id() AS text) AS bigint))"
 _LATER: Final = f"mod(CAST(CAST(birth.xmin AS text) AS bigint) - mod({_OURS}, 4294967296) + 4294967296, 4294967296)"
 BORN_HERE: Final = f"""
     CASE WHEN {_LATER} < 1000000
          THEN pg_xact_status(CAST(CAST({_OURS} + {_LATER} AS text) AS xid8)) = 'in progress' END"""
 
-# submitted_here: tasks of this transaction in the order of their submits, but for those of `tasks.testing.run`.
+# submitted_here: tasks of this transaction in the order of their submits, without those of `tasks.testing.run`.
 SUBMITTED_HERE: Final = sql(f"""
     SELECT task.id, type, payload, idempotency_key, partition_key, queue, priority, next_retry_at, status
     FROM ledger.ingest_task task JOIN ledger.ingest_task_transition birth ON birth.task_id = task.id
     WHERE birth.from_status IS NULL AND birth.message IS DISTINCT FROM :by_a_test AND {BORN_HERE}
     ORDER BY birth.id
-""")  # noqa: S608 - a literal of ours
+""")
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedTask:
-    """A task as it is in the ledger."""
+    """A task that was submitted, as the ledger has it."""
 
     task_id: uuid.UUID
     type: str
@@ -46,20 +46,20 @@ class SubmittedTask:
     partition_key: str | None
     queue: str
     priority: int
-    run_at: datetime | None  # None: it was due at once
+    run_at: datetime | None  # None: due at once
     status: str
 
     def __str__(self) -> str:
         more = {"key": self.key, "partition_key": self.partition_key, "run_at": self.run_at}
-        said = "".join(f" {name}={str(value)!r}" for name, value in more.items() if value is not None)
-        line = f"{self.type} {json.dumps(self.payload, ensure_ascii=False)}{said}"
+        options = "".join(f" {name}={str(value)!r}" for name, value in more.items() if value is not None)
+        line = f"{self.type} {json.dumps(self.payload, ensure_ascii=False)}{options}"
         return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
 
 
 def submitted(
     db: Db, *, type: str | None = None, payload: Any = ANYTHING, key: str | None = None, **also: Any
 ) -> list[SubmittedTask]:
-    """What was submitted in this transaction. `payload` is a part of it: names that are not given may be anything.
+    """Return the submitted tasks that match. A task's payload may have more names than `payload`, at any depth.
 
     `also`: partition_key=, queue=, priority=, run_at=, status=.
     """
@@ -80,17 +80,17 @@ def assert_submitted(
     count: int | None = None,
     **also: Any,
 ) -> list[SubmittedTask]:
-    """At least one, or exactly `count`, like this; 0 for none. The message says what there is instead."""
+    """Assert that at least one task matches, or exactly `count`; return them. The error lists what was submitted."""
     __tracebackhide__ = True
     found = submitted(db, type=type, payload=payload, key=key, **also)
     if (len(found) == count) if count is not None else found:
         return found
     named: dict[str, Any] = {"type": type, "payload": payload, "key": key, **also}
-    wish = ", ".join(
+    options = ", ".join(
         f"{name}={value!r}" for name, value in named.items() if value is not None and value is not ANYTHING
     )
-    wanted = "At least one task" if count is None else "One task" if count == 1 else f"{count or 'No'} tasks"
-    raise AssertionError(f"{wanted} with {wish or 'anything'}: there are {len(found)}.\n{_listed(_all(db))}")
+    wanted = "at least 1 task" if count is None else f"{count} task{'' if count == 1 else 's'}"
+    raise AssertionError(f"Expected {wanted} with {options or 'anything'}, found {len(found)}.\n{_listed(_all(db))}")
 
 
 def _all(db: Db) -> list[SubmittedTask]:
@@ -100,7 +100,7 @@ def _all(db: Db) -> list[SubmittedTask]:
 
 
 def _has(whole: Any, part: Any) -> bool:
-    """Objects may have more names, at any depth; everything else is equal."""
+    """Return whether `part` equals `whole`, where objects in `whole` may have more names, at any depth."""
     if part is ANYTHING:
         return True
     if isinstance(part, Mapping) and isinstance(whole, Mapping):

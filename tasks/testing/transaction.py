@@ -1,8 +1,8 @@
-"""The transaction of a user's test: everything happens in a savepoint of it, and nothing in here ever commits.
+"""Work inside the transaction of a user's test: in a savepoint, without ever committing.
 
-The test owns the transaction and rolls it back. A handler that tries to end it is stopped where SQLAlchemy says COMMIT,
-and by the database where it does so behind its back (`settle_statements.BEGIN_BATCH`): then the test's transaction is
-gone, and the test is told.
+The test owns the transaction and rolls it back. If a handler calls `commit`, SQLAlchemy's event refuses it. If it sends
+COMMIT as text, the database refuses it (`settle_statements.BEGIN_BATCH`); the test's transaction is then lost, and the
+error says so.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from models.errors import Misuse
 from outbox.lease import Db
 from tasks.execution.transaction import TransactionMisused
 
-ENDED: Final = "The handler ended the transaction of your test; what was in it is gone. A handler never commits."
+ENDED: Final = "The handler ended the transaction of your test, and its content is lost. A handler must not commit."
 
 
 @contextmanager
 def inside(db: Db | None) -> Iterator[Connection]:
-    """A savepoint in the transaction of `db`; of none, in one of its own, which is rolled back."""
+    """Open a savepoint in the transaction of `db`. Without `db`, open a transaction, which is rolled back."""
     if db is None:
-        with engine().connect() as own, own.begin() as all_of_it:
+        with engine().connect() as own, own.begin() as transaction:
             with _savepoint(own):
                 yield own
-            all_of_it.rollback()
+            transaction.rollback()
         return
     if isinstance(db, Session):
-        db.flush()  # what the test has added is there for the handler
+        db.flush()  # the handler sees what the test has added
         with _savepoint(db.connection()) as connection:
             yield connection
-        db.expire_all()  # and the test sees what the handler has written
+        db.expire_all()  # the test sees what the handler has written
     elif isinstance(db, Connection):
         with _savepoint(db) as connection:
             yield connection
     else:
-        raise Misuse("db is a Session or a Connection of SQLAlchemy, and not an asynchronous one.")
+        raise Misuse("`db` must be a Session or Connection of SQLAlchemy, and not an asynchronous one.")
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def _savepoint(connection: Connection) -> Iterator[Connection]:
     except Exception as error:
         if transaction.is_active and driver.get_transaction_status() != TRANSACTION_STATUS_IDLE:
             raise
-        driver.rollback()  # SQLAlchemy no longer knows what there is to be rolled back
+        driver.rollback()  # SQLAlchemy believes that the transaction is over
         raise TransactionMisused(ENDED) from error
     finally:
         event.remove(connection, "commit", _refuse)
@@ -69,8 +69,8 @@ def _refuse(_connection: Connection) -> NoReturn:
 
 def _check(connection: Connection) -> None:
     if connection.dialect.driver != "psycopg2":
-        raise Misuse(f"The ledger is spoken to with psycopg2, and this connection is one of {connection.dialect.name}+"
-                     f"{connection.dialect.driver}.")  # fmt: skip
+        dialect = f"{connection.dialect.name}+{connection.dialect.driver}"
+        raise Misuse(f"Connect with psycopg2 (postgresql+psycopg2://…); this connection uses {dialect}.")
     driver: Any = connection.connection.dbapi_connection
     if driver.autocommit:
-        raise Misuse("This connection commits every statement, so that nothing could be rolled back: take another one.")
+        raise Misuse("This connection is in autocommit mode, so nothing could be rolled back. Use one that is not.")

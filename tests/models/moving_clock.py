@@ -1,4 +1,4 @@
-"""The one hook by which tests move time (P13): for every connection and process that uses the database."""
+"""Move the ledger's clock: for every connection and process that uses the database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.sql import sql
 
 
 def move_clock(connection: Connection, delta: timedelta) -> None:
-    """Let the ledger's clock go ahead by `delta` more than it does, once this superuser's transaction commits."""
+    """Move the clock ahead by `delta` when the transaction of this superuser commits. Moves add up."""
     connection.execute(
         sql(
             "INSERT INTO ledger.ledger_clock (shift) VALUES (:delta)"

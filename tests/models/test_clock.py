@@ -1,4 +1,4 @@
-"""One clock (P13): tests move it for everybody, services cannot, and the planner treats it as a constant."""
+"""The ledger's clock: tests move it for all processes, services cannot, and the planner treats it as a constant."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ from tests.servers import Cluster
 
 
 @pytest.fixture
-def owner(database: str) -> Iterator[Engine]:
-    engine = make_engine(database)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
 def superuser(postgres: Cluster, database: str) -> Iterator[Engine]:
     engine = make_engine(postgres.superuser_url(str(make_url(database).database)))
     yield engine
@@ -34,17 +27,17 @@ def superuser(postgres: Cluster, database: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def ahead(engine: Engine) -> timedelta:
+def clock_shift(engine: Engine) -> timedelta:
     with engine.connect() as connection:
         shift: timedelta = connection.scalar(sql("SELECT ledger.ledger_now() - clock_timestamp()"))
     return shift
 
 
-def test_the_clock_is_the_servers_own_until_it_is_moved(owner: Engine) -> None:
-    assert abs(ahead(owner)) < timedelta(seconds=1)
+def test_without_a_shift_the_clock_is_the_servers(owner: Engine) -> None:
+    assert abs(clock_shift(owner)) < timedelta(seconds=1)
 
 
-def test_a_moved_clock_moves_for_every_other_connection_and_moves_add_up(owner: Engine, superuser: Engine) -> None:
+def test_a_moved_clock_moves_for_every_connection_and_moves_add_up(owner: Engine, superuser: Engine) -> None:
     with owner.connect() as other:
         before: datetime = other.scalar(sql("SELECT ledger.ledger_now()"))
         other.commit()
@@ -68,13 +61,13 @@ def test_a_moved_clock_moves_for_every_other_connection_and_moves_add_up(owner: 
         "TRUNCATE ledger.ledger_clock",
     ],
 )
-def test_even_the_owner_of_the_table_cannot_move_the_clock(owner: Engine, statement: str) -> None:
+def test_the_owner_of_the_table_cannot_move_the_clock(owner: Engine, statement: str) -> None:
     with pytest.raises(ProgrammingError, match=r"Only a superuser .* may move the clock"), owner.begin() as connection:
         connection.execute(sql(statement))
-    assert abs(ahead(owner)) < timedelta(seconds=1)
+    assert abs(clock_shift(owner)) < timedelta(seconds=1)
 
 
-def test_there_is_one_shift_at_most(superuser: Engine) -> None:
+def test_there_can_be_only_one_shift(superuser: Engine) -> None:
     with pytest.raises(IntegrityError, match="ck_ledger_clock_only_row"), superuser.begin() as connection:
         connection.execute(sql("INSERT INTO ledger.ledger_clock (only_row) VALUES (true), (false)"))
     with pytest.raises(IntegrityError, match="pk_ledger_clock"), superuser.begin() as connection:
@@ -83,9 +76,9 @@ def test_there_is_one_shift_at_most(superuser: Engine) -> None:
 
 def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engine) -> None:
     with owner.connect() as connection:
-        connection.execute(sql("CREATE TEMP TABLE ledger.ledger_clock AS SELECT interval '9 years' AS shift"))
+        connection.execute(sql("CREATE TEMP TABLE ledger_clock AS SELECT interval '9 years' AS shift"))
         connection.execute(sql("SET LOCAL search_path = pg_temp"))
-        shift: timedelta = connection.scalar(sql("SELECT public.ledger_now() - clock_timestamp()"))
+        shift: timedelta = connection.scalar(sql("SELECT ledger.ledger_now() - clock_timestamp()"))
     assert abs(shift) < timedelta(seconds=1)
 
 
@@ -94,8 +87,8 @@ def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engin
     [
         (
             "ix_ingest_task_due",
-            "SELECT id FROM ledger.ingest_task WHERE queue = 'ingest' AND type = 't' AND status IN ('QUEUED', 'RETRYING')"
-            f" AND {DUE_AT} <= {{now}} ORDER BY queue, type, {DUE_AT} LIMIT 10",
+            "SELECT id FROM ledger.ingest_task WHERE queue = 'ingest' AND type = 't'"
+            f" AND status IN ('QUEUED', 'RETRYING') AND {DUE_AT} <= {{now}} ORDER BY queue, type, {DUE_AT} LIMIT 10",
         ),
         (
             "ix_outbox_event_unsent",
@@ -108,7 +101,9 @@ def test_the_clock_does_not_depend_on_the_search_path_of_the_caller(owner: Engin
     ids=["tasks", "outbox"],
 )
 @pytest.mark.parametrize("now", ["(SELECT ledger.ledger_now())", "ledger.ledger_now()"])
-def test_a_due_query_never_walks_over_what_is_not_due(owner: Engine, index: str, query: str, now: str) -> None:
+def test_a_query_for_due_rows_does_not_read_rows_that_are_due_later(
+    owner: Engine, index: str, query: str, now: str
+) -> None:
     with owner.connect() as connection:
         connection.execute(
             sql(
@@ -122,7 +117,7 @@ def test_a_due_query_never_walks_over_what_is_not_due(owner: Engine, index: str,
                 " SELECT 'd', '{}', now() + interval '1 day' FROM generate_series(1, 5000)"
             )
         )
-        connection.execute(sql("ANALYZE ingest_task, outbox_event"))
+        connection.execute(sql("ANALYZE ledger.ingest_task, ledger.outbox_event"))
         explained: Any = connection.scalar(sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {query.format(now=now)}"))
     plan = explained if isinstance(explained, list) else json.loads(explained)
     scan = next(node for node in nodes(plan[0]["Plan"]) if node.get("Index Name") == index)

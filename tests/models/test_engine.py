@@ -1,4 +1,4 @@
-"""Reaching the ledger: what is said when it does not answer, and what a forked child may touch."""
+"""Connections to the ledger: unreachable servers, broken connections, and forks."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def configured(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return database
 
 
-def test_a_server_that_is_not_there_is_one_sentence_with_host_and_port_and_no_password(free_port: int) -> None:
+def test_an_unreachable_server_is_reported_with_host_and_port_but_without_the_password(free_port: int) -> None:
     unreachable = make_engine(f"postgresql+psycopg2://me:hunter2@127.0.0.1:{free_port}/ledger")
     with pytest.raises(Unreachable) as caught, unreachable.connect():
         pass
-    assert caught.value.message == f"PostgreSQL at 127.0.0.1:{free_port} cannot be reached: Connection refused."
+    assert caught.value.message == f"PostgreSQL at 127.0.0.1:{free_port} is unreachable: Connection refused."
     assert caught.value.exit_code == 3
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_refused_password_is_not_repeated(database: str) -> None:
+def test_a_rejected_password_does_not_appear_in_the_error(database: str) -> None:
     wrong = make_url(database).set(password="hunter2")
     with pytest.raises(Unreachable, match="password authentication failed") as caught:
         make_engine(wrong.render_as_string(hide_password=False)).connect()
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_connection_that_breaks_later_stays_an_error_of_the_database(database: str) -> None:
+def test_a_connection_that_breaks_later_raises_an_error_of_sqlalchemy(database: str) -> None:
     own = make_engine(database)
     with own.connect() as victim:
         pid = victim.scalar(text("SELECT pg_backend_pid()"))
@@ -68,7 +68,7 @@ def test_the_pool_replaces_a_connection_that_died_while_it_was_idle(database: st
     own.dispose()
 
 
-def test_what_the_url_says_about_the_connection_wins_over_the_defaults(database: str) -> None:
+def test_parameters_in_the_url_win_over_our_defaults(database: str) -> None:
     for url, name in ((database, "celeriac"), (f"{database}?application_name=mine", "mine")):
         own = make_engine(url)
         with own.connect() as connection:
@@ -84,7 +84,7 @@ def test_a_process_shares_one_engine_and_one_session_factory(configured: str) ->
     engine().dispose()
 
 
-def test_whoever_forks_shares_no_connection_with_its_child(configured: str) -> None:
+def test_a_forked_child_does_not_use_the_connections_of_its_parent(configured: str) -> None:
     def backend() -> int:
         with engine().connect() as connection:
             return int(connection.scalar(text("SELECT pg_backend_pid()")) or 0)
@@ -104,7 +104,7 @@ def test_whoever_forks_shares_no_connection_with_its_child(configured: str) -> N
     engine().dispose()
 
 
-def test_parameters_stay_out_of_error_texts(database: str) -> None:
+def test_parameters_do_not_appear_in_error_messages(database: str) -> None:
     own = make_engine(database)
     with own.connect() as connection, pytest.raises(DataError, match="division by zero") as caught:
         connection.execute(text("SELECT CAST(:secret AS text), 1 / 0"), {"secret": "hunter2"})

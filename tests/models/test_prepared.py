@@ -1,4 +1,4 @@
-"""Statements that are prepared once per connection stay right, whatever becomes of the transaction around them."""
+"""Prepared statements survive rollbacks, interruptions, changed tables and lost connections."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from models.engine import at_once, make_engine
+from models.engine import autocommit, make_engine
 from models.prepared import Prepared
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import watching
@@ -20,7 +20,7 @@ NAMES = text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'celer
 
 
 class Struck(Exception):
-    """As a time limit does, anywhere."""
+    """Stands for a time limit, which may strike anywhere."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def count(connection: Connection, more: int = 0) -> int:
     return int(COUNT.execute(connection, {"more": more}).scalar_one())
 
 
-def test_what_was_prepared_in_a_transaction_that_was_rolled_back_is_still_there(engine: Engine) -> None:
+def test_a_rollback_does_not_drop_a_prepared_statement(engine: Engine) -> None:
     with engine.connect() as connection:
         connection.execute(text("INSERT INTO public.prepared_things VALUES ('undone')"))
         with connection.begin_nested() as savepoint:
@@ -49,7 +49,7 @@ def test_what_was_prepared_in_a_transaction_that_was_rolled_back_is_still_there(
         assert connection.execute(NAMES).scalar_one() == 1
 
 
-def test_what_could_not_be_prepared_in_a_failed_transaction_is_prepared_in_the_next(engine: Engine) -> None:
+def test_a_statement_that_could_not_be_prepared_in_a_failed_transaction_is_prepared_in_the_next(engine: Engine) -> None:
     with engine.connect() as connection:
         with pytest.raises(DBAPIError):
             connection.execute(text("SELECT 1 / 0"))
@@ -59,8 +59,8 @@ def test_what_could_not_be_prepared_in_a_failed_transaction_is_prepared_in_the_n
         assert count(connection, 3) == 3
 
 
-def test_whoever_is_interrupted_between_preparing_and_knowing_it_can_go_on(engine: Engine) -> None:
-    """The server has it, and nobody here knows: a second statement of that name would be refused for ever."""
+def test_an_interruption_right_after_prepare_does_not_block_the_statement(engine: Engine) -> None:
+    """The server has the statement, but the client has not noted its name: using that name again would fail."""
 
     def strike(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("PREPARE"):
@@ -73,7 +73,7 @@ def test_whoever_is_interrupted_between_preparing_and_knowing_it_can_go_on(engin
         assert count(connection, 4) == 4
 
 
-def test_a_changed_table_and_a_lost_connection_cost_nothing(engine: Engine) -> None:
+def test_a_changed_table_or_a_lost_connection_causes_no_error(engine: Engine) -> None:
     for change in ("ADD COLUMN more integer", "DROP COLUMN more", "ALTER COLUMN name TYPE varchar(100)"):
         with engine.begin() as connection:
             connection.execute(text(f"ALTER TABLE public.prepared_things {change}"))
@@ -84,9 +84,9 @@ def test_a_changed_table_and_a_lost_connection_cost_nothing(engine: Engine) -> N
             assert count(connection, 6) == 6
 
 
-def test_threads_and_connections_that_commit_at_once_know_their_own(engine: Engine) -> None:
+def test_threads_do_not_mix_up_the_statements_of_their_connections(engine: Engine) -> None:
     def ask(number: int) -> int:
-        with at_once(engine) if number % 2 else engine.connect() as connection:
+        with autocommit(engine) if number % 2 else engine.connect() as connection:
             return count(connection, number)
 
     with ThreadPoolExecutor(4) as threads:
@@ -98,10 +98,10 @@ NAMED = Prepared("SELECT name FROM public.prepared_things LIMIT CAST(:most AS in
 
 @pytest.mark.parametrize("asks", [Prepared.row, Prepared.rows], ids=["row", "rows"])
 @pytest.mark.parametrize("stale", ["DEALLOCATE ALL", "ALTER TABLE public.prepared_things ALTER name TYPE char(9)"])
-def test_a_plan_that_the_server_has_dropped_or_outgrown_is_made_anew(stale: str, asks: Any, engine: Engine) -> None:
+def test_a_stale_plan_is_prepared_again(stale: str, asks: Any, engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("INSERT INTO public.prepared_things VALUES ('a thing')"))
-    with at_once(engine) as connection:
+    with autocommit(engine) as connection:
         before = asks(NAMED, connection, {"most": 1})
         connection.execute(text(stale))
         after = asks(NAMED, connection, {"most": 1})
@@ -109,7 +109,7 @@ def test_a_plan_that_the_server_has_dropped_or_outgrown_is_made_anew(stale: str,
     assert "a thing" in str(after)
 
 
-def test_within_a_transaction_a_dropped_plan_is_an_error_once(engine: Engine) -> None:
+def test_a_dropped_plan_fails_only_the_transaction_that_notices_it(engine: Engine) -> None:
     with engine.connect() as connection:
         assert count(connection, 1) == 1
         connection.execute(text("DEALLOCATE ALL"))

@@ -1,4 +1,4 @@
-"""The project's Celery settings for a broker, and an application that has them: `celeryconfig.py` is read anew."""
+"""Read `celeryconfig.py` again for a given broker, and make a Celery application with it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def celery_settings(broker_url: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("BROKER_URL", broker_url)
         settings.current.cache_clear()
-        said = runpy.run_path(str(settings.ROOT / "celeryconfig.py"))
+        config = runpy.run_path(str(settings.ROOT / "celeryconfig.py"))
     settings.current.cache_clear()
-    return {name: value for name, value in said.items() if name.islower() and _is_setting(name, value)}
+    return {name: value for name, value in config.items() if name.islower() and _is_setting(name, value)}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Tasks in this process, without Celery: submitted, claimed, delivered, and what the ledger and the counters say."""
+"""Submit, claim and run tasks in this process, without Celery, and read what the ledger and the counters say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, event
 import metrics
 from models.engine import engine, sessions
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import NewTask, submit_many
 from tasks.core import registry
 from tasks.core.outcomes import Verdict
@@ -31,18 +31,18 @@ AUDITS = sql("SELECT task_id, code FROM ledger.task_audit ORDER BY id")
 
 @contextmanager
 def clean_sink() -> Iterator[None]:
-    """The handlers of tests and their sink; what still wake-ups afterwards has woken before the next test begins."""
+    """Register the handlers of the tests and empty their sink; at the end, wait until every wake-up is published."""
     register()
     sink()
     try:
         yield
     finally:
         SCRIPTS.clear()
-        assert submitter().flush(20)
+        assert after_commit_publisher().wait_until_idle(20)
 
 
 def submitted(count: int = 1, type: str = "test.insert", payload: Any = None, **how: Any) -> list[uuid.UUID]:
-    """In one transaction. A payload that is callable is asked for each."""
+    """Submit tasks in one transaction. A callable payload is called with the number of each task."""
     payloads: list[Any] = [payload(n) if callable(payload) else payload for n in range(count)]
     news = [NewTask(type, each, **how) for each in payloads]
     with sessions()() as session:
@@ -52,14 +52,14 @@ def submitted(count: int = 1, type: str = "test.insert", payload: Any = None, **
 
 
 def scripted(script: Callable[[Task, Any], Any], count: int = 1, **how: Any) -> list[uuid.UUID]:
-    """Tasks that run this; payload["n"] is their number."""
+    """Submit tasks that run this script; payload["n"] is the number of the task."""
     name = f"script {len(SCRIPTS)}"
     SCRIPTS[name] = script
     return submitted(count, "test.scripted", lambda n: {"do": name, "n": n}, **how)
 
 
 def inserting(does: dict[int, Callable[[Task, Any], Any]], count: int, **how: Any) -> list[uuid.UUID]:
-    """Tasks that leave a row in the sink; some of them, by number, then do something else too."""
+    """Submit tasks that insert a row into the sink; those with a number in `does` call that as well."""
 
     def script(each: Task, db: Any) -> Any:
         insert(each, db)
@@ -71,6 +71,8 @@ def inserting(does: dict[int, Callable[[Task, Any], Any]], count: int, **how: An
 
 
 def raising(error: BaseException) -> Callable[[Task, Any], Any]:
+    """Return a script that raises this error."""
+
     def script(_task: Task, _db: Any) -> None:
         raise error
 
@@ -80,7 +82,7 @@ def raising(error: BaseException) -> Callable[[Task, Any], Any]:
 def claimed(
     ids: Sequence[uuid.UUID], *, connection: Connection | None = None, holder: str = "another:1", **how: Any
 ) -> Claim:
-    """As another worker would."""
+    """Claim tasks as another worker would."""
     how = {"handlers": handlers(), "lease_seconds": 60, **how}
     if connection is not None:
         return claim(connection, ids, holder=holder, **how)
@@ -89,18 +91,19 @@ def claimed(
 
 
 def claimed_in_turn(ids: Sequence[uuid.UUID]) -> Claim:
-    """The same of tasks with a partition key."""
+    """Claim tasks with a partition key as another worker would."""
     with engine().connect() as own:
         return claim_keyed(own, ids, handlers=handlers(), holder="another:1", lease_seconds=60)
 
 
 def delivered(ids: Sequence[Any]) -> None:
+    """Run these tasks as a worker does when a message with their ids arrives."""
     ingest(engine(), ids)
 
 
 @contextmanager
 def handled(type: str, function: Callable[..., Any], **how: Any) -> Iterator[Handler]:
-    """A handler that is there for a while; then another of its type is back."""
+    """Register a handler for the duration of the block."""
     before = handlers().get(type)
     handler(type, **how)(function)
     try:
@@ -112,7 +115,7 @@ def handled(type: str, function: Callable[..., Any], **how: Any) -> Iterator[Han
 
 
 def are_well(ids: Sequence[uuid.UUID], *bad: int) -> None:
-    """All but the bad: SUCCEEDED, one effect, no attempt burned, and one claim was enough. The bad have no effect."""
+    """Assert that all tasks but the bad ones succeeded in their first claim with one effect, and the bad have none."""
     well = [id_ for place, id_ in enumerate(ids) if place not in bad]
     found = {id_: (task(id_)["status"], task(id_)["attempt_count"], len(transitions(id_))) for id_ in well}
     assert found == dict.fromkeys(well, ("SUCCEEDED", 0, 3))
@@ -125,7 +128,7 @@ def leases() -> int:
 
 
 class BatchClock:
-    """Of `tasks/execution/batch.py`: no time passes but what a handler says, and nobody waits for that."""
+    """The clock of `tasks/execution/batch.py`: time passes only when a handler says so."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -148,25 +151,25 @@ def scalar(statement: str, **values: Any) -> Any:
 
 
 def change(task_id: uuid.UUID, changes: str) -> None:
-    """By hand, as nobody does."""
+    """Update a task by hand."""
     with engine().begin() as connection:
         connection.execute(sql(f"UPDATE ledger.ingest_task SET {changes} WHERE id = :id"), {"id": task_id})
 
 
 def take_away(task_id: uuid.UUID) -> uuid.UUID:
-    """Another holder has it from now on; returns the other's token."""
+    """Give the task to another holder and return that holder's token."""
     token = uuid.uuid4()
     change(task_id, f"lease_token = '{token}'")
     return token
 
 
 def counted() -> Counter[str]:
-    """What `ingest_task_process_total` says, by result."""
+    """Return the values of `ingest_task_process_total` by result."""
     return _samples(metrics.INGEST_TASK_PROCESS_TOTAL, "_total")
 
 
 def timed() -> Counter[str]:
-    """How many observations `ingest_task_process_seconds` has, by result."""
+    """Return the number of observations of `ingest_task_process_seconds` by result."""
     return _samples(metrics.INGEST_TASK_PROCESS_SECONDS, "_bucket", le="+Inf")
 
 
@@ -181,6 +184,7 @@ def _samples(metric: Any, suffix: str, **labels: str) -> Counter[str]:
 
 @contextmanager
 def watching(target: Engine | Connection, name: str, seen: Callable[..., object]) -> Iterator[None]:
+    """Listen to an event of SQLAlchemy in the block."""
     event.listen(target, name, seen)
     try:
         yield
@@ -190,14 +194,14 @@ def watching(target: Engine | Connection, name: str, seen: Callable[..., object]
 
 @contextmanager
 def at_commit(target: Engine | Connection, seen: Callable[[Connection], object]) -> Iterator[None]:
-    """Called when everything is written and nothing committed."""
+    """Call `seen` right before each commit in the block."""
     with watching(target, "commit", seen):
         yield
 
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """The statements that this process sends, but for what each connection prepares once."""
+    """Collect the statements that this process sends, without PREPARE."""
     sent: list[str] = []
 
     def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
@@ -209,8 +213,8 @@ def statements() -> Iterator[list[str]]:
 
 
 def wait_until_blocked(pid: int) -> None:
-    """Until this backend waits for a lock."""
+    """Wait until this backend waits for a lock."""
     deadline = time.monotonic() + 20
     while not scalar(str(WAITING), pid=pid):
-        assert time.monotonic() < deadline, "nobody waits"
+        assert time.monotonic() < deadline, f"the backend {pid} does not wait for a lock"
         time.sleep(0.001)

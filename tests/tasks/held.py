@@ -1,4 +1,4 @@
-"""The test's end of the task `tests.hold`."""
+"""Control the Celery task `tests.hold` from a test."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.servers import wait_until
 
 
 class Held:
-    """Messages that stay in the workers' hands until the test lets go. Each may be worked on more than once."""
+    """Messages whose task runs until the test releases it. A message may be delivered more than once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
 
     def send(self, app: Celery) -> int:
-        """Returns the process that works on it, as soon as it does."""
+        """Send one message, wait until it runs, and return the pid of its process."""
         self.put(app)
         return self.started(1)
 
@@ -26,7 +26,7 @@ class Held:
             app.send_task("tests.hold", args=[str(self.folder), seconds])
 
     def started(self, times: int) -> int:
-        """Wait for start number `times`; returns who did that."""
+        """Wait for start number `times`; return the pid of its process."""
         wait_until(lambda: len(self._lines("started")) >= times, f"start number {times} of a held task")
         return int(self._lines("started")[times - 1][0])
 

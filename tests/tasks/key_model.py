@@ -1,4 +1,4 @@
-"""Tasks of partition keys as they should be: the model beside which `test_key_machine.py` runs the real thing."""
+"""A simple model of tasks with partition keys. `test_key_machine.py` compares the real tasks with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT: Final = 0.5  # hours, after a failure
 
 @dataclass
 class Turn:
-    """One task. `seq` is its place in its key."""
+    """One task. `seq` is its position in its key."""
 
     type: str
     key: str
@@ -30,8 +30,8 @@ class Turn:
     token: uuid.UUID | None = None
 
     @property
-    def stands(self) -> bool:
-        """In the way of those behind it."""
+    def blocks(self) -> bool:
+        """True if the tasks behind it in its key must wait."""
         return self.status not in DONE and not (self.status == "DEAD" and self.type == SKIPS)
 
     def becomes(self, status: str, *, due: float | None = None) -> None:
@@ -54,11 +54,14 @@ def in_order(turns: Turns, key: str) -> list[uuid.UUID]:
 
 
 def head(turns: Turns, key: str) -> uuid.UUID | None:
-    return next((id_ for id_ in in_order(turns, key) if turns[id_].stands), None)
+    return next((id_ for id_ in in_order(turns, key) if turns[id_].blocks), None)
 
 
 def admitted(turns: Turns, ids: Sequence[uuid.UUID], now: float) -> list[uuid.UUID]:
-    """Heads of one kind, as they were delivered, then those that follow them, fairly; in the order of places."""
+    """Return the tasks that a claim of `ids` must choose, ordered by position.
+
+    It takes the heads of one kind in the order of `ids`, then fills the batch evenly with the tasks behind them.
+    """
     due = [id_ for id_ in ids if turns[id_].status in OPEN and turns[id_].due <= now]
     heads = [id_ for id_ in due if head(turns, turns[id_].key) == id_]
     if not heads:
@@ -75,7 +78,7 @@ def admitted(turns: Turns, ids: Sequence[uuid.UUID], now: float) -> list[uuid.UU
 
 
 def _run(turns: Turns, first: uuid.UUID, most: int, now: float) -> list[tuple[int, str, uuid.UUID]]:
-    """Up to the first that cannot run together with it."""
+    """Return the tasks behind `first`, up to the first one that cannot run in the same batch."""
     kind = turns[first]
     behind = [id_ for id_ in in_order(turns, kind.key) if turns[id_].seq > kind.seq and turns[id_].status not in DONE]
     found: list[tuple[int, str, uuid.UUID]] = []

@@ -1,4 +1,4 @@
-"""What the ledger says about ticks that went through a broker and a worker."""
+"""Read from the ledger which ticks a worker has run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FORGET = sql("DELETE FROM ledger.tick")
 
 
 def beat_holder() -> str | None:
-    """The worker that last ran `tasks.beat_seen`."""
+    """Return the worker that last ran `tasks.beat_seen`."""
     with engine().connect() as connection:
         return connection.execute(HOLDER).scalar()
 
 
 def send_and_await_beat(app: Celery, *, queue: str = "system", seconds: float = 20) -> str:
-    """Send a new beat through the broker and wait until the ledger has it; returns who ran it."""
+    """Send `tasks.beat_seen`, wait until the ledger has recorded it, and return the worker that ran it."""
     with engine().begin() as connection:
         connection.execute(FORGET)
     app.send_task("tasks.beat_seen", queue=queue)
@@ -29,7 +29,7 @@ def send_and_await_beat(app: Celery, *, queue: str = "system", seconds: float = 
 
 
 def beat_finished_at() -> float:
-    """Waits for it."""
+    """Wait until `tasks.beat_seen` is recorded; return when it ran."""
     wait_until(beat_holder, "beat_seen is in the ledger")
     with engine().connect() as connection:
         return float(connection.execute(FINISHED_AT).scalar_one())

@@ -1,7 +1,8 @@
-"""Workers that die on purpose: forked children of a test, which end at a failpoint, and what is left of them."""
+"""Fork workers that die at a failpoint, and reclaim their leases."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import failpoint
 import settings
 from models.engine import engine
 from tasks.execution.deliver import ingest
-from tasks.recovery.reclaim import Reclaimed, take_over
+from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tasks.recovery.tick_rows import record_tick
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
@@ -19,9 +20,10 @@ LEASE = 60
 
 
 def start_child(work: Callable[[], None], *, failpoints: str = "") -> int:
-    """Its pid. It ends without a word, however that is."""
+    """Fork a process that runs `work`, and return its pid. It exits without running any cleanup of the test."""
     pid = os.fork()
     if pid == 0:
+        faulthandler.disable()  # a segfault on purpose needs no report
         failpoint.arm(failpoints)
         try:
             work()
@@ -31,20 +33,20 @@ def start_child(work: Callable[[], None], *, failpoints: str = "") -> int:
 
 
 def killed(ids: Sequence[uuid.UUID], failpoints: str) -> None:
-    """A worker that gets these tasks and dies at a failpoint; anything else is an error of the test."""
+    """Run these tasks in a worker that dies at a failpoint; assert that it did."""
     pid = start_child(lambda: ingest(engine(), ids), failpoints=failpoints)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), f"it did not pass {failpoints}"
 
 
 def later(stack: ServersOfTests, seconds: float) -> None:
-    """Time passes, and somebody has looked just now."""
+    """Move the clock, and record that reclaim has run just now; otherwise it would extend expired leases first."""
     move(stack, seconds)
     with engine().begin() as connection:
         record_tick(connection, "reclaim", holder="test")
 
 
-def taken_over(stack: ServersOfTests) -> Reclaimed:
-    """What the lost have left, a lease later."""
+def reclaim_lost(stack: ServersOfTests) -> Reclaimed:
+    """Let every lease expire, and reclaim them."""
     later(stack, LEASE + 1)
-    return take_over(engine(), settings.current())
+    return reclaim_leases(engine(), settings.current())

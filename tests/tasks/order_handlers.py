@@ -1,4 +1,4 @@
-"""Handlers of tests for the order of partition keys: one row for each effect, in a table that counts them."""
+"""Handlers for tests of the order of partition keys: each effect is one numbered row."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NOTE: Final[TextClause] = text("INSERT INTO public.test_order (task_id, key, seq
 
 @handler(KINDS[0], batch=7, backoff=[0])
 def inside(task: Task, db: Session) -> None:
-    """The first time, some fail after their effect."""
+    """Write the effect, then fail as often as the payload asks for."""
     db.execute(NOTE, {"id": task.id, "key": task.partition_key, "seq": task.key_seq})
     if task.payload["fails"] > task.attempt_count:
-        raise RuntimeError("the first time it fails")
+        raise RuntimeError("the payload asks for this failure")
 
 
 @handler(KINDS[1], batch=4, transactional=False, backoff=[0])

@@ -1,4 +1,4 @@
-"""Tasks of partition keys whose effects are counted in the order in which they came, and what must be true of those."""
+"""Submit tasks with partition keys, and check that their effects happened once and in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOUND = text("SELECT task_id, key, seq FROM public.test_order ORDER BY n")
 
 
 def submit_all(dice: random.Random, *, tasks: int, keys: int) -> None:
-    """One in ten fails the first time."""
+    """Submit tasks of both kinds in one transaction. One in ten fails the first time."""
     new = [
         NewTask(
             dice.choice(KINDS),
@@ -32,7 +32,7 @@ def submit_all(dice: random.Random, *, tasks: int, keys: int) -> None:
 
 
 def check_order() -> None:
-    """Each effect once; in each key in the order of the submits."""
+    """Assert that each effect happened once, and in each key in the order of the submits."""
     with engine().begin() as connection:
         found = connection.execute(FOUND).all()
     by_key: dict[str, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Tasks whose handler runs outside a transaction, delivered in this process."""
+"""Run tasks whose handler is outside a transaction, in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPE: Final = "test.outside"
 
 
 def ran(script: Callable[[Task], Any], *, times: int = 1, payload: Any = None, **how: Any) -> uuid.UUID:
-    """One task that runs this, delivered so many times; nothing is waited for between two failures."""
+    """Submit one task that runs `script`, and deliver it `times` times; there is no backoff."""
     with handled(TYPE, script, transactional=False, **{"backoff": [0], **how}):
         (id_,) = submitted(1, TYPE, payload)
         for _ in range(times):

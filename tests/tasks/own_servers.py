@@ -1,4 +1,4 @@
-"""Servers of their own for tests with real workers: time is not moved there, leases are short instead."""
+"""Separate servers for tests with real workers. Their clock is not moved; leases are short instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUICK = {"INGEST_LEASE_SECONDS": "3", "INGEST_WAKEUP_GRACE_MS": "1000", "OUTBOX_
 
 @contextmanager
 def own_servers(variables: dict[str, str], create: TextClause) -> Iterator[settings.Settings]:
-    """With these variables set, here and in what is started, and a table for effects."""
+    """Start servers and create a table for effects; the variables are set for this process and its children."""
     before = dict(os.environ)
     os.environ.update(QUICK | variables)
     try:

@@ -1,4 +1,4 @@
-"""How many messages wait in a queue, on either broker."""
+"""Count the messages of a queue, on Redis or RabbitMQ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kombu import Connection, Queue
 
 
 def waiting(connection: Connection, queue: Queue) -> int:
-    """Declares it, too: kombu's passive declaration forgets the key prefix on Redis and finds nothing."""
+    """Declare the queue and count its messages: kombu's passive declaration ignores the key prefix on Redis."""
     declared: Any = queue(connection.default_channel)
     return int(declared.queue_declare().message_count)
 

@@ -1,4 +1,4 @@
-"""A task that takes as long as a test wants. A worker under test gets it with `-I tests.tasks.slow_tasks`."""
+"""A Celery task that runs until the test releases it. A worker loads it with `-I tests.tasks.slow_tasks`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOLD = "tests.hold"
 
 @app.task(name=HOLD)
 def hold(folder: str, seconds: float = 0) -> None:
-    """Writes down who works on it, waits until it is released, and works that long."""
+    """Record this process in a file, wait for the release, and run for `seconds` more."""
     with (Path(folder) / "started").open("a") as started:
         started.write(f"{os.getpid()} {time.time()}\n")
     while not (Path(folder) / "release").exists():

@@ -1,4 +1,4 @@
-"""A task as it should be: the model beside which `test_task_machine.py` runs the real thing. Time is in hours."""
+"""A simple model of tasks. `test_task_machine.py` compares the real tasks with it. Time is in hours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ATTEMPTS: Final = 3
 BATCHES: Final = {"machine.three": 3, "machine.four": 4}
 OPEN: Final = ("QUEUED", "RETRYING")
 FAILURE: Final = Failure.of(OnPurpose("no"))
-OUTCOMES: Final[dict[str, Outcome]] = {  # of a settlement that is made by hand
+OUTCOMES: Final[dict[str, Outcome]] = {  # for settling by hand
     "fail": Retry(FAILURE),
     "die": Dead(FAILURE),
     "snooze": Snoozed(SNOOZE * HOUR),
@@ -29,7 +29,7 @@ OUTCOMES: Final[dict[str, Outcome]] = {  # of a settlement that is made by hand
     "release": Released("late"),
     "isolate": Isolated("lost"),
 }
-ERRORS: Final = {  # of a handler
+ERRORS: Final = {  # raised by a handler
     "fail": OnPurpose("no"),
     "die": Permanent("never"),
     "snooze": Snooze(SNOOZE * HOUR),
@@ -45,7 +45,7 @@ class Row:
     status: str = "QUEUED"
     attempts: int = 0
     due: float = -math.inf
-    due_at: datetime | None = None  # as the ledger has it, for the order of those that fill a batch
+    due_at: datetime | None = None  # from the ledger; it orders the tasks that fill a batch
     isolated: bool = False
     token: uuid.UUID | None = None
     changes: int = 1
@@ -91,7 +91,10 @@ class Row:
 def admitted(
     rows: Mapping[uuid.UUID, Row], ids: list[uuid.UUID], locked: set[uuid.UUID], now: int
 ) -> tuple[set[uuid.UUID], list[uuid.UUID]]:
-    """Who runs, and who is left for the next claim: own ones first, then others of the kind that wait longest."""
+    """Return the tasks that a claim of `ids` must choose, and those of `ids` that are left for the next claim.
+
+    It takes tasks of one kind from `ids`, then fills the batch with the longest waiting ones of that kind.
+    """
     due = {i for i, row in rows.items() if row.status in OPEN and row.due <= now}
     own = [i for i in ids if i in due]
     if not own:
@@ -105,11 +108,11 @@ def admitted(
     return {*mine, *filled} - locked, [i for i in own if i not in mine]
 
 
-def check_history(ways: list[str]) -> None:
-    """From its birth on, each way is a legal one and begins where the last has ended."""
+def check_history(transitions: list[str]) -> None:
+    """Assert that each transition ("FROM>TO") is legal and begins where the last one ended."""
     before = ""
-    for way in ways:
-        source, _, target = way.partition(">")
+    for transition in transitions:
+        source, _, target = transition.partition(">")
         assert source == before
         assert TaskStatus(target) in TASK_TRANSITIONS[TaskStatus(source) if source else None]
         before = target

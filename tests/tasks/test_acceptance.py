@@ -1,4 +1,4 @@
-"""The walks of the seeds, word for word: 000 section 5.1, and the acceptance lines of 001 that concern tasks."""
+"""The acceptance scenarios for tasks, with the statements and settings of the source documents (docs/seeds.md)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,22 @@ import redis
 import settings
 from models.engine import engine, sessions
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import broker, submit, ticks
 from tasks.execution.deliver import ingest
 from tasks.operations import dead_tasks
-from tasks.recovery.lost_wakeups import wake_again
 from tests.outbox.ledger import move, woken
 from tests.servers import ServersOfTests
-from tests.tasks.work import SCRIPTS, OnPurpose, effects, insert, register, rows, sink, transitions
+from tests.tasks.wakeup_repair import repair_lost_wakeups
+from tests.tasks.work import SCRIPTS, OnPurpose, effects, insert, rows, transitions
 
-# as the seed spells them
+# These two are spelled as in the source document.
 TASK = sql("SELECT id,status,attempt_count,next_retry_at,last_error,updated_at FROM ledger.ingest_task WHERE id=:id")
 HISTORY = sql("SELECT * FROM ledger.ingest_task_transition WHERE task_id=:id ORDER BY id")
 
 
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> ServersOfTests:
-    register()
-    sink()
-    return stack
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def submitted(type: str, payload: Any = None, **how: Any) -> uuid.UUID:
@@ -41,8 +37,8 @@ def submitted(type: str, payload: Any = None, **how: Any) -> uuid.UUID:
 
 
 def delivered(stack: ServersOfTests) -> list[str]:
-    """What a worker would get now: everything is relayed, and the queue is emptied."""
-    assert submitter().flush(10)
+    """Publish all events, empty the broker's queue, and return the ids that a worker would get."""
+    assert after_commit_publisher().wait_until_idle(20)
     relay = Relay.of(settings.current())
     relay.tick()
     relay.close()
@@ -59,7 +55,9 @@ def one(statement: Any, id_: uuid.UUID) -> Any:
         return connection.execute(statement, {"id": id_}).one()
 
 
-def test_the_failure_walk_of_the_seed(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_always_fails_is_retried_then_dead_with_a_dead_letter(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {
         "INGEST_REDIS_MAX_ATTEMPTS": "2",
         "INGEST_REDIS_RETRY_BASE_BACKOFF_MS": "0",
@@ -83,7 +81,7 @@ def test_the_failure_walk_of_the_seed(ledger: ServersOfTests, monkeypatch: pytes
     assert delivered(ledger) == []
     assert broker.depths(["ingest", "ingest.dlq"]) == {"ingest": 0, "ingest.dlq": 1}
     with engine().begin() as connection:
-        assert connection.execute(sql("SELECT count(*) FROM ledger.task_lease")).scalar_one() == 0  # nothing is pending
+        assert connection.execute(sql("SELECT count(*) FROM ledger.task_lease")).scalar_one() == 0
         history = connection.execute(HISTORY, {"id": id_}).all()
     assert [(row.from_status, row.to_status, row.attempt_count) for row in history] == [
         (None, "QUEUED", 0),
@@ -97,9 +95,7 @@ def test_the_failure_walk_of_the_seed(ledger: ServersOfTests, monkeypatch: pytes
     ]
 
 
-def test_given_everything_works_when_a_task_is_submitted_then_it_runs_and_nothing_is_left_pending(
-    ledger: ServersOfTests,
-) -> None:
+def test_a_submitted_task_runs_once_and_leaves_no_message_and_no_lease(ledger: ServersOfTests) -> None:
     id_ = submitted("test.insert")
     ingest(engine(), delivered(ledger))
     assert rows() == [("SUCCEEDED", 0)]
@@ -109,14 +105,12 @@ def test_given_everything_works_when_a_task_is_submitted_then_it_runs_and_nothin
         assert connection.execute(sql("SELECT count(*) FROM ledger.task_lease")).scalar_one() == 0
 
 
-def test_given_a_dependency_is_down_when_a_task_needs_it_then_it_retries_and_completes_when_it_is_back(
-    ledger: ServersOfTests,
-) -> None:
+def test_a_task_retries_while_its_dependency_is_down_and_succeeds_when_it_is_back(ledger: ServersOfTests) -> None:
     is_down = True
 
     def needs_it(task: Any, db: Any) -> None:
         if is_down:
-            raise OnPurpose("the dependency is away")
+            raise OnPurpose("the dependency is down")
         insert(task, db)
 
     SCRIPTS["needs it"] = needs_it
@@ -132,7 +126,7 @@ def test_given_a_dependency_is_down_when_a_task_needs_it_then_it_retries_and_com
 
 
 @pytest.mark.parametrize("decision", ["requeue", "discard"])
-def test_given_a_task_failed_three_times_then_it_is_suspended_and_an_operator_may_run_it_again_or_give_it_up(
+def test_a_task_that_failed_three_times_is_dead_and_an_operator_may_requeue_or_discard_it(
     ledger: ServersOfTests, decision: str
 ) -> None:
     id_ = submitted("test.fail", max_attempts=3)
@@ -152,17 +146,17 @@ def test_given_a_task_failed_three_times_then_it_is_suspended_and_an_operator_ma
     assert effects() == {}
 
 
-def test_a_broker_that_is_away_for_twenty_minutes_costs_no_task_its_life(
+def test_no_task_is_lost_while_the_broker_is_unreachable_for_twenty_minutes(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as away:
-        away.setenv("BROKER_URL", "redis://127.0.0.1:1/0")
+    with monkeypatch.context() as unreachable:
+        unreachable.setenv("BROKER_URL", "redis://127.0.0.1:1/0")
         settings.current.cache_clear()
         for _ in range(20):
             submitted("test.insert")
         relay = Relay.of(settings.current())
         for _ in range(40):
-            relay.circuits.answered("celery:ingest")  # its wait is over
+            relay.circuits.answered("celery:ingest")  # otherwise an open circuit would skip the attempt
             relay.tick()
             move(ledger, 30)
         relay.close()
@@ -171,18 +165,18 @@ def test_a_broker_that_is_away_for_twenty_minutes_costs_no_task_its_life(
     move(ledger, 600)
     for _ in range(3):
         ingest(engine(), delivered(ledger))
-        wake_again(engine(), settings.current(), depths=broker.depths)
+        repair_lost_wakeups(depth=None)
         move(ledger, 600)
     assert set(rows()) == {("SUCCEEDED", 0)}
     assert set(effects().values()) == {1}
 
 
-def test_ticks_that_run_elsewhere_are_left_alone(ledger: ServersOfTests) -> None:
+def test_a_tick_that_another_process_runs_is_not_run_until_its_lease_expires(ledger: ServersOfTests) -> None:
     with engine().begin() as connection:
         connection.execute(
             sql("""
-                INSERT INTO ledger.tick (name, holder, lease_token, lease_until, started_at)
-                VALUES ('reclaim', 'another', gen_random_uuid(), ledger.ledger_now() + interval '1 minute', ledger.ledger_now())""")
+                INSERT INTO ledger.tick (name, holder, lease_token, lease_until) VALUES
+                ('reclaim', 'another', gen_random_uuid(), ledger.ledger_now() + interval '1 minute')""")
         )
     assert ticks.run("reclaim") is None
     move(ledger, 61)

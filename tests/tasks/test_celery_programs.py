@@ -1,5 +1,6 @@
-"""What the programs say when they cannot start, and what beat says when it can. All are started at once, by the module:
-each takes seconds, and beat's first tick five more.
+"""Celery's programs print one line when they cannot start, and beat sends ticks when it can.
+
+The module starts all programs at once: each takes seconds, and beat's first tick five more.
 """
 
 from __future__ import annotations
@@ -20,29 +21,23 @@ from tests.nodes.shared import SharedNodes
 from tests.servers import wait_until
 from tests.tasks.celery_settings import application
 
-NOTHING_RUNS = "is not set and no stack runs in {home}: run `make up`, or set DATABASE_URL, BROKER_URL and REDIS_URL."
-NO_NUMBER = "INGEST_MAX_ATTEMPTS: input should be a valid integer"
-NO_BROKER_THERE = {"BROKER_URL": "redis://127.0.0.1:1/0"}
-BAD_SETTING = {"INGEST_MAX_ATTEMPTS": "x", **NO_BROKER_THERE}
-STARTS_ONCE = {"REMAP_SIGTERM": "SIGQUIT"}  # only for speed: a bare worker begins once more with this
+NO_STACK = "is not set and no stack runs in {home}: run `make up`, or set DATABASE_URL, BROKER_URL and REDIS_URL."
+NOT_A_NUMBER = "INGEST_MAX_ATTEMPTS: input should be a valid integer"
+CLOSED_PORT = {"BROKER_URL": "redis://127.0.0.1:1/0"}
+BAD_SETTING = {"INGEST_MAX_ATTEMPTS": "x", **CLOSED_PORT}
 BEATS = {"bare": celery("beat"), "of the application": celery("-A", "tasks", "beat")}
-# program, what is set, exit code, what it says
+# program, environment variables, exit code, message
 REFUSALS: dict[str, tuple[list[str], dict[str, str], int, str]] = {
-    "a worker without a stack": (celery("-A", "tasks", "worker"), {}, 3, f"BROKER_URL {NOTHING_RUNS}"),
-    "beat without a stack": (celery("beat"), {}, 3, f"BROKER_URL {NOTHING_RUNS}"),
-    "a worker without a ledger": (
-        celery("-A", "tasks", "worker"),
-        NO_BROKER_THERE | STARTS_ONCE,
-        3,
-        f"DATABASE_URL {NOTHING_RUNS}",
-    ),
-    "a worker with a bad setting": (celery("-A", "tasks", "worker"), BAD_SETTING | STARTS_ONCE, 1, NO_NUMBER),
-    "beat with a bad setting": (celery("beat"), BAD_SETTING, 1, NO_NUMBER),
+    "a worker without a stack": (celery("-A", "tasks", "worker"), {}, 3, f"BROKER_URL {NO_STACK}"),
+    "beat without a stack": (celery("beat"), {}, 3, f"BROKER_URL {NO_STACK}"),
+    "a worker without a ledger": (celery("-A", "tasks", "worker"), CLOSED_PORT, 3, f"DATABASE_URL {NO_STACK}"),
+    "a worker with a bad setting": (celery("-A", "tasks", "worker"), BAD_SETTING, 1, NOT_A_NUMBER),
+    "beat with a bad setting": (celery("beat"), BAD_SETTING, 1, NOT_A_NUMBER),
     "Flower without a login": (
         celery("-A", "tasks", "flower"),
-        {"FLOWER_BASIC_AUTH": "", **NO_BROKER_THERE},
+        {"FLOWER_BASIC_AUTH": "", **CLOSED_PORT},
         1,
-        "Flower would be open to anyone: set FLOWER_BASIC_AUTH=user:password.",
+        "Flower would be open to everyone: set FLOWER_BASIC_AUTH=user:password.",
     ),
 }
 
@@ -54,7 +49,7 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def beats(nodes: SharedNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LocalProcess]]:
-    """Each beat has a database of Redis for itself, where no worker takes the ticks away."""
+    """Start each beat with its own Redis database, from which no worker takes the ticks."""
     server = nodes.redis().url.removesuffix("/0")
     running = {
         name: LocalProcess(
@@ -81,7 +76,7 @@ def refused(beats: object, empty_home: Path) -> Iterator[dict[str, Popen[str]]]:
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_program_that_cannot_start_says_so_in_one_sentence(
+def test_a_program_that_cannot_start_prints_the_reason_in_one_line(
     name: str, refused: dict[str, Popen[str]], empty_home: Path
 ) -> None:
     _, _, code, sentence = REFUSALS[name]
@@ -92,13 +87,13 @@ def test_a_program_that_cannot_start_says_so_in_one_sentence(
 
 
 @pytest.mark.parametrize("name", BEATS)
-def test_beat_wakeups_the_system_queue_with_ticks_that_expire_and_leaves_no_file(
+def test_beat_sends_expiring_ticks_to_the_system_queue_and_leaves_no_file(
     name: str, beats: dict[str, LocalProcess]
 ) -> None:
     beat = beats[name]
     message = _first_message("system", beat)
     assert message.headers["task"] in {"tasks.beat_seen", "outbox.relay"}
-    assert datetime.fromisoformat(message.headers["expires"]).tzinfo  # by how much: test_celeryconfig.py
+    assert datetime.fromisoformat(message.headers["expires"]).tzinfo
     beat.stop()
     assert beat.popen.returncode == 0
     assert not list(settings.ROOT.glob("celerybeat*"))
@@ -107,12 +102,12 @@ def test_beat_wakeups_the_system_queue_with_ticks_that_expire_and_leaves_no_file
 def _first_message(queue: str, beat: LocalProcess) -> Any:
     found: list[Any] = []
     with application(beat.environment["BROKER_URL"]) as app, app.connection_for_read() as connection:
-        place = app.amqp.queues[queue](connection.default_channel)
+        bound = app.amqp.queues[queue](connection.default_channel)
 
-        def look() -> bool:
+        def has_message() -> bool:
             assert beat.status == "running", beat.logs().decode()
-            found.extend(filter(None, [place.get(no_ack=True)]))
+            found.extend(filter(None, [bound.get(no_ack=True)]))
             return bool(found)
 
-        wait_until(look, f"a tick in the queue {queue}")
+        wait_until(has_message, f"a tick in the queue {queue}")
     return found[0]

@@ -1,4 +1,4 @@
-"""Flower shows every task's arguments to whoever may look: it must not matter from where it was started."""
+"""Flower shows the arguments of every task, so it must ask for a login wherever it is started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers import ServersOfTests
 from tests.tasks.web import get
 
 
-def test_flower_from_another_folder_is_on_loopback_and_asks_for_the_generated_login(
+def test_flower_started_in_another_folder_listens_on_loopback_and_asks_for_the_generated_login(
     nodes: SharedNodes, stack: ServersOfTests, tmp_path: Path
 ) -> None:
     port = stack.home.ports({"flower": 0}, wished={})["flower"]

@@ -1,4 +1,4 @@
-"""What a worker takes from the broker and what it leaves there: a bare `celery -A tasks worker`, on each broker."""
+"""Which messages a plain `celery -A tasks worker` takes from each broker, and which it leaves there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEAD_LETTERS = Queue("ingest.dlq", Exchange("celeriac", type="direct"), routing_
 
 
 class Canary:
-    """Code inside a message: whoever unpickles it makes a file."""
+    """Code inside a message: unpickling it creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class Canary:
         return Path.touch, (self.path,)
 
 
-def test_a_bare_worker_works_on_every_queue_and_leaves_dead_letters_alone(celery_setup: Any) -> None:
+def test_a_plain_worker_consumes_every_queue_but_the_dead_letters(celery_setup: Any) -> None:
     assert celery_setup.ready(ping=False, control=True, docker=True)
     with celery_setup.app.connection_for_write() as connection:
         producer = connection.Producer()
@@ -41,7 +41,7 @@ def test_a_bare_worker_works_on_every_queue_and_leaves_dead_letters_alone(celery
 
 def test_a_full_work_queue_does_not_delay_a_tick(celery_setup: Any, held: Held) -> None:
     held.put(celery_setup.app, messages=102, seconds=0.01)
-    held.started(2)  # both children have their hands full, and a hundred messages are before the tick
+    held.started(2)  # both children are busy, and a hundred messages are ahead of the tick
     celery_setup.app.send_task("tasks.beat_seen")
     held.finish(messages=102)
     ticked_at = beat_finished_at()
@@ -49,7 +49,7 @@ def test_a_full_work_queue_does_not_delay_a_tick(celery_setup: Any, held: Held) 
 
 
 @pytest.mark.parametrize("celery_broker", [RABBITMQ], indirect=True)
-def test_the_broker_that_was_typed_wins_over_the_running_stack(celery_setup: Any) -> None:
+def test_the_broker_given_on_the_command_line_wins_over_the_running_stack(celery_setup: Any) -> None:
     name = celery_setup.worker.hostname()
     answer = run(celery("-A", "tasks", "-b", celery_setup.broker.container.url, "inspect", "-d", name, "ping"))
     assert answer.returncode == 0, answer.stderr
@@ -64,18 +64,18 @@ def test_an_address_printed_before_a_restart_does_not_hide_the_running_stack(cel
     printed = broker.url.replace(f":{broker.port}/", f":{old_port}/")
     assert printed != broker.url
     name = celery_setup.worker.hostname()
-    command = celery("-A", "tasks", "inspect", "-d", name, "ping")  # -d: does not wait for others
+    command = celery("-A", "tasks", "inspect", "-d", name, "ping")  # -d: do not wait for other workers
     answer = run(command, CELERIAC_HOME=str(broker.home.path), BROKER_URL=printed)
     assert answer.returncode == 0, answer.stderr
     assert f"{name}: OK" in answer.stdout
 
 
-def test_a_pickled_message_is_refused_and_the_worker_lives_on(celery_setup: Any, tmp_path: Path) -> None:
+def test_a_pickled_message_is_refused_and_the_worker_keeps_running(celery_setup: Any, tmp_path: Path) -> None:
     process = celery_setup.worker.container.process
     pid = process.pid
     canary = tmp_path / "canary"
     celery_setup.app.send_task("tasks.beat_seen", args=[Canary(canary)], serializer="pickle")
-    wait_until(lambda: b"Refusing to deserialize" in process.logs(), "the worker refuses")
+    wait_until(lambda: b"Refusing to deserialize" in process.logs(), "the worker refuses the message")
     send_and_await_beat(celery_setup.app)
     assert process.status == "running"
     assert process.pid == pid

@@ -1,4 +1,4 @@
-"""The numbers of a worker with several children: Flower's plug-in imports prometheus_client before our code runs."""
+"""One scrape counts the work of all children of a worker, although Flower's plug-in imports prometheus_client first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.parametrize("celery_broker", ["celery_redis_broker"], i
 BATCH = 10
 
 
-def test_every_tick_is_counted_once_whichever_child_ran_it(celery_setup: Any) -> None:
+def test_every_tick_is_counted_once_in_whichever_child_it_ran(celery_setup: Any) -> None:
     worker = celery_setup.worker.container
     children = {child.pid for child in psutil.Process(worker.process.pid).children()}
     assert len(children) == 2
@@ -45,5 +45,5 @@ def counted(worker: WorkerNode) -> float:
 
 
 def counting(worker: WorkerNode) -> set[int]:
-    """The processes that have counted something."""
+    """Return the pids of the processes that have counted anything."""
     return {int(path.stem.removeprefix("counter_")) for path in worker.temporary.glob("*/counter_*.db")}

@@ -1,4 +1,4 @@
-"""What a worker's main process does for its children and for a beat that is silent."""
+"""The worker watch reclaims the leases of lost children, and runs the ticks while beat is silent."""
 
 from __future__ import annotations
 
@@ -24,82 +24,84 @@ from tests.tasks.work import OnPurpose, rows
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
-def test_a_killed_child_is_taken_over_at_once_by_its_parent(ledger: ServersOfTests) -> None:
+def test_the_lease_of_a_killed_child_is_reclaimed_at_once(ledger: ServersOfTests) -> None:
     ids = submitted(1)
     children = {os.getpid()}
-    attendant = WorkerWatch(lambda: set(children), runs_ticks=False)
+    watch = WorkerWatch(lambda: set(children), runs_ticks=False)
     pid = os.fork()
     if pid == 0:
         failpoint.arm("ingest.after_claim=kill")
         ingest(engine(), ids)
         os._exit(1)
     children.add(pid)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its parent has yet to fetch its exit code
-    attendant.look()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    watch.check()
     assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "worker_lost")]
     os.waitpid(pid, 0)
 
 
-def test_a_child_that_is_lost_before_the_first_look_or_while_its_lease_is_locked_is_not_forgotten() -> None:
+def test_a_child_that_dies_before_the_first_check_or_while_its_lease_is_locked_is_not_forgotten() -> None:
     ids = submitted(1)
-    children = {gone()}
+    children = {ended_pid()}
     (pid,) = children
     claimed(ids, holder=holder_of(pid))
-    attendant = WorkerWatch(lambda: set(children), runs_ticks=False)
-    attendant.start()
-    attendant.stop()
+    watch = WorkerWatch(lambda: set(children), runs_ticks=False)
+    watch.start()
+    watch.stop()
     children.clear()
-    with engine().connect() as somebody:
-        somebody.execute(sql("SELECT FROM ledger.task_lease FOR UPDATE"))
-        attendant.look()
+    with engine().connect() as other:
+        other.execute(sql("SELECT FROM ledger.task_lease FOR UPDATE"))
+        watch.check()
         assert rows("status") == [("RUNNING",)]
-    attendant.look()
+    watch.check()
     assert rows("status, error_code") == [("RETRYING", "worker_lost")]
 
 
-def test_a_child_that_got_the_number_of_a_lost_one_keeps_its_tasks() -> None:
+def test_a_new_child_with_the_pid_of_a_lost_one_keeps_its_tasks() -> None:
     children: set[int] = set()
-    attendant = WorkerWatch(lambda: children, runs_ticks=False)
-    attendant._lost[os.getpid()] = 5
+    watch = WorkerWatch(lambda: children, runs_ticks=False)
+    watch._lost[os.getpid()] = 5
     children.add(os.getpid())
     claimed(submitted(1), holder=holder_of(os.getpid()))
-    attendant.look()
+    watch.check()
     assert rows("status, attempt_count") == [("RUNNING", 0)]
 
 
-def test_a_namesake_in_another_container_keeps_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = gone()
+def test_a_process_with_the_same_host_name_and_pid_in_another_container_keeps_its_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pid = ended_pid()
     claimed(submitted(1), holder=holder_of(pid))
     monkeypatch.setattr("tasks.core.holders.WORKER", "another")
-    WorkerWatch(lambda: {pid}, runs_ticks=False).look()
+    WorkerWatch(lambda: {pid}, runs_ticks=False).check()
     assert rows("status, attempt_count") == [("RUNNING", 0)]
 
 
-def test_a_child_that_was_born_and_died_between_two_looks_is_taken_over_at_once() -> None:
-    births = ChildPids()
-    attendant = WorkerWatch(set, born=births.received, runs_ticks=False)
-    pid = gone(births.send_own)
+def test_the_lease_of_a_child_that_lived_only_between_two_checks_is_reclaimed_at_once() -> None:
+    child_pids = ChildPids()
+    watch = WorkerWatch(set, started=child_pids.received, runs_ticks=False)
+    pid = ended_pid(child_pids.send_own)
     claimed(submitted(1), holder=holder_of(pid))
-    attendant.look()
+    watch.check()
     assert rows("status, error_code") == [("RETRYING", "worker_lost")]
-    assert births.received() == set()
+    assert child_pids.received() == set()
 
 
-def test_an_attendant_that_cannot_look_after_children_still_ticks(
+def test_the_ticks_run_although_the_children_cannot_be_read(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
     monkeypatch.setattr("tasks.ticks.run", ran.append)
-    attendant = WorkerWatch(lambda: 1 / 0, runs_ticks=True)  # type: ignore[arg-type, return-value]
+    watch = WorkerWatch(lambda: 1 / 0, runs_ticks=True)  # type: ignore[arg-type, return-value]
     with engine().begin() as connection:
         record_tick(connection, BEAT, holder="beat")
     move(ledger, 21)
-    attendant.look()
+    watch.check()
     assert sorted(ran) == ["prune", "reclaim", "relay"]
 
 
-def gone(before: Callable[[], None] = lambda: None) -> int:
-    """The pid of a process that has ended."""
+def ended_pid(before: Callable[[], None] = lambda: None) -> int:
+    """Return the pid of a process that has ended."""
     pid = os.fork()
     if pid == 0:
         before()
@@ -108,48 +110,46 @@ def gone(before: Callable[[], None] = lambda: None) -> int:
     return pid
 
 
-def test_what_is_wrong_with_a_lease_keeps_no_wakeup_from_being_woken_again_and_the_doctor_says_it(
+def test_lost_wakeups_are_repaired_although_reclaim_fails_and_check_reports_the_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked: list[str] = []
-    monkeypatch.setattr(ticks, "take_over", raising(OnPurpose("no")))
-    monkeypatch.setattr("tasks.recovery.lost_wakeups.wake_again", lambda *_, **__: looked.append("wakeups"))
+    repaired: list[str] = []
+    monkeypatch.setattr(ticks, "reclaim_leases", raising(OnPurpose("no")))
+    monkeypatch.setattr("tasks.recovery.lost_wakeups.repair", lambda *_, **__: repaired.append("wakeups"))
     with pytest.raises(OnPurpose):
         ticks.run("reclaim")
-    assert looked == ["wakeups"]
-    (found,) = workers._ticks()
-    assert (found.name, found.level, found.message) == ("tick.reclaim", "fail", "failed the last time: OnPurpose: no")
+    assert repaired == ["wakeups"]
+    (found,) = workers._check_ticks()
+    assert (found.name, found.level, found.message) == ("tick.reclaim", "fail", "last run failed: OnPurpose: no")
     monkeypatch.undo()
     ticks.run("reclaim")
-    assert [finding.level for finding in workers._ticks()] == ["ok"]
+    assert [finding.level for finding in workers._check_ticks()] == ["ok"]
 
 
-@pytest.mark.parametrize("said", ["a\x00b", "half a \ud83d"])
-def test_a_tick_that_fails_with_what_postgresql_cannot_hold_is_over_all_the_same(
-    said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ticks, "take_over", raising(OnPurpose(said)))
+@pytest.mark.parametrize("message", ["a\x00b", "half a \ud83d"])
+def test_a_tick_ends_although_postgresql_cannot_store_its_error(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticks, "reclaim_leases", raising(OnPurpose(message)))
     with pytest.raises(OnPurpose):
         ticks.run("reclaim")
-    assert [finding.level for finding in workers._ticks()] == ["fail"]
+    assert [finding.level for finding in workers._check_ticks()] == ["fail"]
     with single_flight(engine(), "reclaim", holder="another", seconds=60) as began:
         assert began
 
 
-def test_a_worker_ticks_by_itself_while_beat_is_silent(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_runs_the_ticks_while_beat_is_silent(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr("tasks.ticks.run", ran.append)
-    attendant = WorkerWatch(set, runs_ticks=True)
+    watch = WorkerWatch(set, runs_ticks=True)
     with engine().begin() as connection:
         record_tick(connection, BEAT, holder="beat")
-    attendant.look()
+    watch.check()
     assert ran == []
     move(ledger, 21)
-    attendant._look_at_beat_at = 0.0
-    attendant.look()
+    watch._check_beat_at = 0.0
+    watch.check()
     assert sorted(ran) == ["prune", "reclaim", "relay"]
     with engine().begin() as connection:
         record_tick(connection, BEAT, holder="beat")
-    attendant.look()
-    attendant.look()
+    watch.check()
+    watch.check()
     assert len(ran) == 3

@@ -1,4 +1,4 @@
-"""Real workers, killed, stopped and told to end in the middle of their work: every effect is there once."""
+"""Real workers are killed, stopped and paused in the middle of their work, and every effect happens once."""
 
 from __future__ import annotations
 
@@ -15,48 +15,44 @@ import redis
 
 import settings
 from chaos.handlers import CREATE
-from chaos.programs import Program, wait_until, worker
+from chaos.programs import start_worker, wait_until
+from child_process import ChildProcess, OwnProcess
 from embedded.home import Home
-from embedded.part import Running
-from embedded.process import Process
 from embedded.roles import PORTS
 from embedded.stack import embedded_servers
 from models.engine import engine, sessions
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import NewTask, submit_many, ticks
 from tests.tasks.own_servers import own_servers
 from tests.tasks.work import rows, transitions
 
 VARIABLES = {"INGEST_HANDLERS": "chaos.handlers", "INGEST_RETRY_BASE_BACKOFF_MS": "0"}
-RESTARTED: list[Running] = []
+RESTARTED: list[ChildProcess] = []
 
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[settings.Settings]:
     with own_servers(VARIABLES, CREATE) as current:
         yield current
-    for part in RESTARTED:
-        part.exit_code()
+    for child in RESTARTED:
+        child.exit_code()
 
 
 @pytest.fixture(autouse=True)
 def emptied(quick: settings.Settings) -> None:
     with engine().begin() as connection:
-        connection.execute(
-            sql(
-                "TRUNCATE chaos_effect, ingest_task, ingest_task_transition, task_lease, task_audit, outbox_event, tick"
-            )
-        )
+        tables = ("ingest_task", "ingest_task_transition", "task_lease", "task_audit", "outbox_event", "tick")
+        connection.execute(sql(f"TRUNCATE public.chaos_effect, {', '.join(f'ledger.{name}' for name in tables)}"))
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
-    """Starts workers that are killed at the end of the test."""
-    started: list[Program] = []
+    """Return a function that starts workers; they are killed at the end of the test."""
+    started: list[ChildProcess] = []
 
-    def start(name: str, **variables: str) -> Program:
-        started.append(program := worker(tmp_path, name, **variables))
+    def start(name: str, **variables: str) -> ChildProcess:
+        started.append(program := start_worker(tmp_path, name, **variables))
         program.await_ready()
         return program
 
@@ -68,18 +64,18 @@ def start(tmp_path: Path) -> Iterator[Any]:
 def submitted(
     count: int, seconds: float = 0, *, ends_its_process: int | None = None, max_attempts: int = 50
 ) -> list[uuid.UUID]:
-    """One of them, by number, may end the process that runs it."""
+    """Submit tasks; the one with the number `ends_its_process` kills the process that runs it."""
     payloads = [{"seconds": seconds, "ends_its_process": n == ends_its_process} for n in range(count)]
     with sessions()() as session:
         new = [NewTask("chaos.effect", payload, max_attempts=max_attempts) for payload in payloads]
         ids = [each.task_id for each in submit_many(session, new)]
         session.commit()
-    assert submitter().flush(10)
+    assert after_commit_publisher().wait_until_idle(20)
     return ids
 
 
 def await_all(status: str = "SUCCEEDED", *, seconds: float = 60) -> None:
-    """With ticks as beat would send them."""
+    """Wait until all tasks have this status, and run the ticks that beat would send."""
 
     def done() -> bool:
         ticks.run("relay")
@@ -91,11 +87,11 @@ def await_all(status: str = "SUCCEEDED", *, seconds: float = 60) -> None:
 
 def effects() -> list[tuple[int, int]]:
     with engine().begin() as connection:
-        found = connection.execute(sql("SELECT count(*), count(DISTINCT task_id) FROM chaos_effect"))
+        found = connection.execute(sql("SELECT count(*), count(DISTINCT task_id) FROM public.chaos_effect"))
         return [tuple(row) for row in found]
 
 
-def children(program: Program) -> list[psutil.Process]:
+def children(program: ChildProcess) -> list[psutil.Process]:
     return psutil.Process(program.popen.pid).children()
 
 
@@ -107,12 +103,12 @@ def holders() -> set[str]:
         }
 
 
-def names(program: Program) -> set[str]:
+def names(program: ChildProcess) -> set[str]:
     return {f"{socket.gethostname()}:{child.pid}" for child in children(program)}
 
 
 @pytest.mark.guarantee
-def test_a_storm_of_kills_at_every_place_leaves_each_effect_once(start: Any, tmp_path: Path) -> None:
+def test_workers_killed_again_and_again_at_every_place_leave_each_effect_once(start: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     storm = "ingest.after_claim=kill@6;ingest.after_effect=kill@4;ingest.after_settle=kill@5"
     start("storm", FAILPOINTS=storm, FAILPOINT_TRACE=str(trace))
@@ -121,11 +117,11 @@ def test_a_storm_of_kills_at_every_place_leaves_each_effect_once(start: Any, tmp
     assert effects() == [(80, 80)]
     assert {"ingest.after_claim", "ingest.after_effect", "ingest.after_settle"} <= set(trace.read_text().split())
     lost = [one for (one,) in rows("id", "attempt_count > 0 OR isolated")]
-    assert lost, "nobody was killed while it held a task: nothing is proved"
+    assert lost, "no process was killed while it held a task, so nothing is proved"
 
 
 @pytest.mark.guarantee
-def test_a_worker_that_is_told_to_end_gives_its_tasks_back_unburned(start: Any) -> None:
+def test_a_worker_that_is_stopped_releases_its_tasks_without_charging_them(start: Any) -> None:
     first = start("first", FAILPOINTS="ingest.in_handler=sleep:60")
     ids = submitted(8)
     wait_until(lambda: holders() & names(first), "the worker holds a lease", seconds=20)
@@ -133,8 +129,7 @@ def test_a_worker_that_is_told_to_end_gives_its_tasks_back_unburned(start: Any) 
     first.popen.wait(20)
     assert holders() == set()
     assert set(rows("status, attempt_count")) <= {("QUEUED", 0), ("SUCCEEDED", 0)}
-    given_back = [one for one in ids if ("RUNNING", "QUEUED") in transitions(one)]
-    assert given_back
+    assert any(("RUNNING", "QUEUED") in transitions(id_) for id_ in ids), "no task was released"
     start("second")
     await_all()
     assert effects() == [(8, 8)]
@@ -142,15 +137,15 @@ def test_a_worker_that_is_told_to_end_gives_its_tasks_back_unburned(start: Any) 
 
 
 @pytest.mark.guarantee
-def test_a_worker_that_sleeps_past_its_lease_is_refused_when_it_wakes_up(start: Any) -> None:
-    sleeper = start("sleeper")
+def test_a_worker_that_is_paused_for_longer_than_its_lease_can_no_longer_write(start: Any) -> None:
+    paused = start("paused")
     submitted(10, seconds=0.3)
-    wait_until(lambda: holders() & names(sleeper), "the worker holds a lease", seconds=20)
-    for process in (psutil.Process(sleeper.popen.pid), *children(sleeper)):
+    wait_until(lambda: holders() & names(paused), "the worker holds a lease", seconds=20)
+    for process in (psutil.Process(paused.popen.pid), *children(paused)):
         process.send_signal(signal.SIGSTOP)
-    start("awake")
+    start("running")
     await_all()
-    for process in (psutil.Process(sleeper.popen.pid), *children(sleeper)):
+    for process in (psutil.Process(paused.popen.pid), *children(paused)):
         process.send_signal(signal.SIGCONT)
     audit = sql("SELECT count(*) FROM ledger.task_audit WHERE code IN ('late_success', 'lease_lost')")
 
@@ -158,14 +153,14 @@ def test_a_worker_that_sleeps_past_its_lease_is_refused_when_it_wakes_up(start: 
         with engine().begin() as connection:
             return bool(connection.execute(audit).scalar_one())
 
-    wait_until(refused, "the sleeper was refused", seconds=20)
+    wait_until(refused, "a write of the paused worker was refused", seconds=20)
     assert effects() == [(10, 10)]
     assert set(rows("status")) == {("SUCCEEDED",)}
 
 
 @pytest.mark.guarantee
-def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(start: Any) -> None:
-    """Without beat: the attendant of its own worker notices."""
+def test_a_killed_child_is_replaced_and_its_tasks_run_again_at_once(start: Any) -> None:
+    """Beat does not run here: the worker watch notices the loss."""
     program = start("parent")
     submitted(10, seconds=0.3)
     wait_until(lambda: holders() & names(program), "the worker holds a lease", seconds=20)
@@ -178,23 +173,21 @@ def test_a_child_that_is_killed_is_replaced_and_its_tasks_come_back_at_once(star
 
 
 @pytest.mark.guarantee
-def test_a_broker_that_is_flushed_in_the_middle_costs_no_task_and_no_effect(
-    start: Any, quick: settings.Settings
-) -> None:
+def test_flushing_the_broker_in_the_middle_loses_no_task_and_no_effect(start: Any, quick: settings.Settings) -> None:
     start("worker")
     submitted(100, seconds=0.02)
     wait_until(lambda: rows(where="status = 'SUCCEEDED'"), "some have succeeded", seconds=20)
     with redis.Redis.from_url(quick.broker_url) as client:
         client.flushall()
-    assert rows(where="status <> 'SUCCEEDED'"), "it came too late"
+    assert rows(where="status <> 'SUCCEEDED'"), "the flush came too late to prove anything"
     await_all()
     assert effects() == [(100, 100)]
     assert set(rows("attempt_count")) == {(0,)}
 
 
 @pytest.mark.guarantee
-def test_a_task_that_ends_its_process_dies_of_its_own_attempts_within_no_lease_and_alone(start: Any) -> None:
-    """Without beat, and under a lease of minutes: each child that it ends may be a second old."""
+def test_a_task_that_kills_its_process_is_soon_dead_and_harms_no_other_task(start: Any) -> None:
+    """Beat does not run, and the lease lasts for minutes: the worker watch must notice each killed child."""
     start("mortal", INGEST_LEASE_SECONDS="300")
     ids = submitted(10, ends_its_process=6, max_attempts=3)
     poison = ids[6]
@@ -205,7 +198,7 @@ def test_a_task_that_ends_its_process_dies_of_its_own_attempts_within_no_lease_a
 
 
 @pytest.mark.slow
-def test_a_database_that_is_restarted_in_the_middle_costs_no_effect(start: Any, quick: settings.Settings) -> None:
+def test_restarting_the_database_in_the_middle_loses_no_effect(start: Any, quick: settings.Settings) -> None:
     start("worker")
     submitted(60, seconds=0.1)
     wait_until(lambda: len(rows(where="status = 'SUCCEEDED'")) >= 10, "some have succeeded", seconds=30)
@@ -216,13 +209,13 @@ def test_a_database_that_is_restarted_in_the_middle_costs_no_effect(start: Any, 
 
 
 def restart_postgres(home: Home) -> None:
-    """As a careless operator does: sessions are cut off, nothing that was committed is lost."""
-    process = Process.read(home.pid_file("postgres"))
+    """Stop it with SIGINT, which ends all sessions, and start it again."""
+    process = OwnProcess.read(home.pid_file("postgres"))
     assert process is not None
-    process.ask_to_end(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     assert process.wait(30)
-    parts, _ = embedded_servers(home, home.ports(dict.fromkeys(PORTS, 0), wished={}))
-    (part,) = (one for one in parts if one.role == "postgres")
-    RESTARTED.append(again := Running(home, part))
+    programs, _ = embedded_servers(home, home.ports(dict.fromkeys(PORTS, 0), wished={}))
+    (postgres,) = (one for one in programs if one.role == "postgres")
+    RESTARTED.append(again := postgres.start(home))
     wait_until(again.is_ready, "PostgreSQL is ready", seconds=30)
     engine().dispose()

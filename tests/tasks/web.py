@@ -1,4 +1,4 @@
-"""One request to a program on this machine."""
+"""Send one HTTP request to a program on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _without_proxies = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def get(port: int | str, path: str, *, login: str = "") -> tuple[int, str]:
-    """Status and text; status 0 while nobody listens."""
+    """Return status and text. The status is 0 if the port is closed."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
     if login:
         request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")

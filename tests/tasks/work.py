@@ -1,4 +1,4 @@
-"""Tasks as tests hold them: handlers that leave a trace, a sink without a unique key, and what the ledger says."""
+"""Handlers of the tests, a table that counts their effects, and queries for tasks and wake-ups."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MANY_BATCH = 50
 
 
 class OnPurpose(Exception):
-    """What "test.fail" raises."""
+    """Raised by "test.fail"."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """One event that wake-ups for tasks, as it stands in the outbox."""
+class Wakeup:
+    """A wake-up in the outbox."""
 
     id: int
     queue: str
@@ -36,13 +36,13 @@ class Ring:
     ids: list[uuid.UUID]
     batch: int
     priority: int
-    due_at: datetime | None  # None: it was due when it was written
+    due_at: datetime | None  # None: it was due when it was inserted
     status: str
     is_leased: bool
 
 
 def register() -> None:
-    """The handlers of tests, for this process. Calling it again changes nothing."""
+    """Register the handlers of the tests in this process. Calling it again changes nothing."""
     handler("test.insert")(insert)
     handler("test.fail")(fail)
     handler("test.many", many=True, batch=MANY_BATCH)(insert_many)
@@ -50,12 +50,12 @@ def register() -> None:
 
 
 def insert(task: Task, db: Session) -> None:
-    """One row into the sink."""
+    """Insert one row into the sink."""
     db.execute(INTO_SINK, {"task_id": task.id, "note": task.type})
 
 
 def fail(task: Task, db: Session) -> None:
-    """One row into the sink, and then it fails."""
+    """Insert one row into the sink, and then raise OnPurpose."""
     insert(task, db)
     raise OnPurpose("on purpose")
 
@@ -69,43 +69,44 @@ def scripted(task: Task, db: Session) -> Any:
 
 
 def sink() -> None:
-    """The table `test_sink`, empty. It has no unique key: an effect that happens twice is there twice."""
+    """Create the table `test_sink`, or empty it. It has no unique key, so an effect that happens twice has two rows."""
     with engine().begin() as connection:
         connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_sink (task_id uuid, note text)"))
         connection.execute(sql("TRUNCATE public.test_sink"))
 
 
 def effects() -> Counter[uuid.UUID]:
-    """How often each task is in the sink."""
+    """Return the number of effects of each task."""
     with engine().begin() as connection:
         return Counter(connection.execute(sql("SELECT task_id FROM public.test_sink")).scalars())
 
 
 def rows(columns: str = "status, attempt_count", where: str = "true", **values: Any) -> list[tuple[Any, ...]]:
-    """Tasks, in the order in which they were submitted."""
+    """Return columns of tasks, in the order of their submission."""
     statement = sql(f"SELECT {columns} FROM ledger.ingest_task WHERE {where} ORDER BY created_at, id")
     with engine().begin() as connection:
         return [tuple(row) for row in connection.execute(statement, values)]
 
 
 def task(task_id: uuid.UUID) -> dict[str, Any]:
-    """One task, by column."""
+    """Return one task by column."""
     with engine().begin() as connection:
         found = connection.execute(sql("SELECT * FROM ledger.ingest_task WHERE id = :id"), {"id": task_id})
         return dict(found.mappings().one())
 
 
 def transitions(task_id: uuid.UUID, columns: str = "from_status, to_status") -> list[tuple[Any, ...]]:
-    """The history of one task, from its beginning."""
+    """Return the history of one task, oldest first."""
     statement = sql(f"SELECT {columns} FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id")
     with engine().begin() as connection:
         return [tuple(row) for row in connection.execute(statement, {"id": task_id})]
 
 
-def wakeups(where: str = "true") -> list[Ring]:
-    """Every wake-up for tasks in the outbox, whatever became of it, in the order in which they were written."""
+def wakeups(where: str = "true") -> list[Wakeup]:
+    """Return every wake-up in the outbox, sent or not, oldest first."""
     statement = sql(f"""
-        SELECT id, destination, payload, headers, next_retry_at, status, lease_token IS NOT NULL FROM ledger.outbox_event
+        SELECT id, destination, payload, headers, next_retry_at, status, lease_token IS NOT NULL
+        FROM ledger.outbox_event
         WHERE destination LIKE 'celery:%' AND payload ? 'ids' AND {where} ORDER BY id""")
     found = []
     with engine().begin() as connection:
@@ -113,5 +114,5 @@ def wakeups(where: str = "true") -> list[Ring]:
             ids = [uuid.UUID(one) for one in payload["ids"]]
             queue = destination.removeprefix("celery:")
             batch, priority = payload["batch"], headers["priority"]
-            found.append(Ring(id_, queue, payload["type"], ids, batch, priority, due_at, status, is_leased))
+            found.append(Wakeup(id_, queue, payload["type"], ids, batch, priority, due_at, status, is_leased))
     return found

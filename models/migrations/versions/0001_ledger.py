@@ -1,7 +1,7 @@
-"""The ledger: its clock, the tasks, the outbox, the sinks, documents, chats, and the tables that coordinate them.
+"""Create the ledger: clock, tasks, outbox, sinks, documents, chats, and the tables that coordinate processes.
 
-`0001_ledger.sql` beside this file holds the statements. A migration is history: it imports nothing that may change.
-Why a table, a CHECK or an index is the way it is stands beside its model.
+The statements are in `0001_ledger.sql`. The reasons for tables, CHECKs and indexes are beside the models. A migration
+imports nothing of ours, because our code changes and a migration must not.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ revision = "0001"
 down_revision = None
 
 EVERYTHING = """
+DROP FUNCTION ledger.ingest_submit, ledger.ingest_submit_many, ledger.ingest_payload_fault, ledger.ingest_draw_turns,
+    ledger.ingest_key_lock, ledger.ingest_give_way, ledger.ingest_fresh_id, ledger.ingest_task_id,
+    ledger.ingest_payload_sha;
 DROP TABLE ledger.api_token, ledger.queue_limit, ledger.queue_pause, ledger.tick, ledger.shard_lease, ledger.checkpoint,
     ledger.chat_message, ledger.chat_member, ledger.chat, ledger.document_chunk, ledger.document,
     ledger.sink_transaction, ledger.outbox_audit, ledger.outbox_event, ledger.task_step, ledger.task_audit,
     ledger.task_tombstone, ledger.wakeup_horizon, ledger.task_lease, ledger.ingest_task_transition, ledger.ingest_task;
 DROP SEQUENCE ledger.ingest_task_key_seq;
-DROP FUNCTION ledger.ingest_submit, ledger.ingest_submit_many, ledger.ingest_payload_fault, ledger.ingest_draw_turns,
-    ledger.ingest_key_lock, ledger.ingest_give_way, ledger.ingest_fresh_id, ledger.ingest_task_id,
-    ledger.ingest_payload_sha, ledger.outbox_event_in_turn, ledger.ledger_now;
+DROP FUNCTION ledger.outbox_event_in_turn, ledger.ledger_now;
 DROP TABLE ledger.ledger_clock;
 DROP FUNCTION ledger.ledger_clock_guard;
 """
@@ -37,5 +38,5 @@ def downgrade() -> None:
 
 
 def _execute(statements: str) -> None:
-    schema: str = context.config.attributes["schema"]
+    schema: str = context.config.attributes["version_table"]["version_table_schema"]
     op.execute(text(statements.replace("ledger.", f'"{schema}".').replace(":", r"\:")))

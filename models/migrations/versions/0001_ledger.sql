@@ -1,10 +1,10 @@
--- The ledger. `ledger.` stands for the schema of the installation (LEDGER_SCHEMA); every name is qualified, so that the
--- functions work whatever the caller's search_path is.
+-- The ledger. `ledger.` stands for the schema of the installation (LEDGER_SCHEMA). Every name is qualified, so that the
+-- functions work with any search_path of the caller.
 --
--- A task's life: ingest_submit writes ingest_task (QUEUED), its first ingest_task_transition, and its wake-up, an
--- outbox_event. A worker claims it: RUNNING, with the token of a task_lease. Settling writes the outcome under that
--- token: SUCCEEDED, RETRYING with a wake-up for later, DEAD, or DISCARDED. Pruning deletes what is final and old; a
--- task that had an idempotency key leaves a task_tombstone.
+-- The life of a task: submitting inserts it into ingest_task (QUEUED), with its first row in ingest_task_transition and
+-- its wake-up in outbox_event. A worker claims it: RUNNING, with the token of a row in task_lease. Settling writes the
+-- outcome under that token: SUCCEEDED, RETRYING with a wake-up for later, DEAD, or DISCARDED. Pruning deletes old
+-- finished tasks; a task that had an idempotency key leaves a row in task_tombstone.
 
 -- The clock: clock_timestamp() plus a shift that only tests set.
 
@@ -197,9 +197,9 @@ CREATE INDEX ix_outbox_event_dedup ON ledger.outbox_event (destination, coalesce
 CREATE INDEX ix_outbox_event_sent ON ledger.outbox_event (sent_at) WHERE status = 'SENT';
 CREATE INDEX ix_outbox_event_dead ON ledger.outbox_event (id) WHERE status = 'DEAD';
 
--- A transaction that adds to an ordered key waits for the commit of the one that added before it, and draws its id after
--- that: so the order of ids within a key is the order of commits, for plain INSERTs too. The lock key is seeded with the
--- table's oid, so that two installations in one database do not wait for each other.
+-- A transaction that inserts an event with an ordering key waits for the commit of the previous one with that key, and
+-- draws the id afterwards. So ids within a key follow the order of commits, also for plain INSERTs. The lock depends on
+-- the oid of the table, so that two installations in one database do not wait for each other.
 CREATE FUNCTION ledger.outbox_event_in_turn() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(
@@ -390,9 +390,10 @@ CREATE TABLE ledger.api_token (
     CONSTRAINT ck_api_token_token_sha256 CHECK (octet_length(token_sha256) = 32)
 );
 
--- Submitting. `ingest_submit_many` is the one implementation, for Python and for SQL.
+-- Submitting. `ingest_submit_many` is the only implementation, for Python and for SQL.
 
--- Equal for payloads that are equal as jsonb: PostgreSQL writes those alike, except for zeros at the end of a fraction.
+-- The hash is equal for payloads that are equal as jsonb. PostgreSQL prints those alike, except for zeros at the end of
+-- a fraction, which are removed here.
 CREATE FUNCTION ledger.ingest_payload_sha(payload jsonb) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE
 RETURN encode(sha256(convert_to(regexp_replace(CAST(payload AS text),
     '("(?:[^"\\]|\\.)*")|(\.[0-9]*[1-9])0+(?![0-9])|\.0+(?![0-9])', '\1\2', 'g'), 'UTF8')), 'hex');
@@ -415,9 +416,9 @@ BEGIN
     RETURN CAST(encode(set_byte(raw, 6, (get_byte(raw, 6) & 15) | 112), 'hex') AS uuid);
 END $$;
 
--- Delete newly inserted tasks whose key is that of a pruned task, and return their ids. An INSERT that waited for the
--- pruning did not see its tombstones; a volatile function looks again. At REPEATABLE READ and above it cannot: inserting
--- a tombstone where an invisible one exists raises 40001, and the caller repeats its transaction.
+-- Delete newly inserted tasks whose key belongs to a pruned task, and return their ids. An INSERT that waited for the
+-- pruning did not see the new tombstones; a volatile function sees them. At REPEATABLE READ and above it does not:
+-- inserting a tombstone where an invisible one exists raises 40001 there, and the caller repeats its transaction.
 CREATE FUNCTION ledger.ingest_give_way(ids uuid[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
     gave_way uuid[];
@@ -434,11 +435,12 @@ BEGIN
     RETURN gave_way;
 END $$;
 
--- Wait for the commit of the transaction that submitted to this partition key before: key_seq is the order of commits.
+-- Wait for the commit of the previous transaction that submitted to this partition key, so that key_seq follows the
+-- order of commits.
 CREATE FUNCTION ledger.ingest_key_lock(partition_key text) RETURNS void LANGUAGE sql
 RETURN pg_advisory_xact_lock(hashtextextended(partition_key, CAST(CAST('ledger.ingest_task' AS regclass) AS bigint)));
 
--- Lock all keys, in one order whatever the order of the tasks, and then draw a place for each task that has a key.
+-- Lock all partition keys, sorted, so that two calls do not deadlock; then draw a key_seq for each task that has a key.
 CREATE FUNCTION ledger.ingest_draw_turns(partition_keys text[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
     turns bigint[];
@@ -452,10 +454,11 @@ BEGIN
     RETURN turns;
 END $$;
 
--- submit: → QUEUED, each with its first transition, and one wake-up per batch of equal type, queue, priority and due
--- time. A wake-up that is due now is leased to the submitting process (`holder`, `token`) if its queue is one of
--- `leased_queues`. A task whose id exists, or existed and was pruned, is left alone: `statuses` and `same` say at its
--- place what was found there, and whether its payload is the same. Both are NULL if every task was new.
+-- submit: → QUEUED. Each task gets its first transition, and tasks of the same type, queue, priority and due time share
+-- one wake-up per batch. A wake-up that is due now is leased to the submitting process (`holder`, `token`) if its queue
+-- is in `leased_queues`. A task whose id exists, or existed and was pruned, is not changed: its element of `statuses`
+-- is the status that was found, and its element of `same` says whether the payload is the same. `statuses` has NULL for
+-- a new task, and an empty text for a task that was pruned during the call. Both arrays are NULL if all tasks are new.
 CREATE FUNCTION ledger.ingest_submit_many(
     ids uuid[], types text[], payloads jsonb[], contexts jsonb[], queues text[], priorities integer[], keys text[],
     max_attempts integer[], run_ats timestamptz[], delays double precision[], notifies text[], partition_keys text[],
@@ -533,7 +536,8 @@ BEGIN
     END IF;
 END $$;
 
--- What Python refuses (`outbox/canonical.py`) or cannot read. It walks only through payloads that could be wrong.
+-- Return why Python would reject a payload (`outbox/canonical.py`) or could not parse it, or NULL. The payload is
+-- searched only if its length and its characters allow a fault.
 CREATE FUNCTION ledger.ingest_payload_fault(payload jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
     written text := CAST(payload AS text);
@@ -552,11 +556,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Submit one task from SQL, so that Django, Go or psql enqueue in their own transaction:
+-- Submit one task from SQL, so that Django, Go or psql can do so in their own transaction:
 --     SELECT celeriac.ingest_submit('invoice.import', '{"invoice": 17}', 'invoice 17');
--- SQLSTATE CL409: the key belongs to a task with another payload. CL400: the type, a key, the time or the payload cannot
--- be used. CL413: the payload is too large. The database knows no handlers: a task whose type has none waits, and
--- `manage.py show` says so.
+-- SQLSTATE CL409: the key belongs to a task with another payload. CL400: the type, a key, the time or the payload is
+-- invalid. CL413: the payload is too large. The database does not know the handlers: a task of a type without a handler
+-- waits, and `manage.py show` says so.
 CREATE FUNCTION ledger.ingest_submit(type text, payload jsonb, key text DEFAULT NULL, queue text DEFAULT 'ingest',
                                      run_at timestamptz DEFAULT NULL, partition_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql AS $$

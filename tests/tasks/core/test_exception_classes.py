@@ -1,4 +1,4 @@
-"""What is tried again and what is not: classes of exceptions, the words of a handler, and how long it waits."""
+"""Which errors are retried: lists of exception classes, verdicts of a handler, and the backoff."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ RULES: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_the_nearest_class_that_is_named_decides(transactional: bool) -> None:
+def test_the_most_specific_listed_class_decides(transactional: bool) -> None:
     for rules, error, expected in RULES:
-        decides(rules, error, expected, transactional)
+        assert_decides(rules, error, expected, transactional)
 
 
-def decides(rules: dict[str, Any], error: type[Exception], expected: str, transactional: bool) -> None:
+def assert_decides(rules: dict[str, Any], error: type[Exception], expected: str, transactional: bool) -> None:
     def inside(_task: Task, _db: Session) -> None:
         raise error
 
@@ -64,13 +64,13 @@ def decides(rules: dict[str, Any], error: type[Exception], expected: str, transa
     assert state(id_)[:2] == (expected, 1), (rules, error)
 
 
-def test_an_error_of_both_kinds_and_what_is_no_error_are_refused_at_the_start() -> None:
+def test_a_class_in_both_lists_and_a_class_that_is_not_an_exception_are_refused() -> None:
     for bad in ({"retriable": [Business], "permanent": [Business]}, {"permanent": ["Business"]}, {"retriable": [int]}):
         with pytest.raises(BadHandler):
             handler("test.bad", **bad)(insert)
 
 
-def test_the_words_of_a_handler_are_stronger_than_its_lists() -> None:
+def test_a_verdict_wins_over_the_lists() -> None:
     for error, expected in ((Snooze(60), "RETRYING"), (Discard("no"), "DISCARDED")):
 
         def fail(_task: Task, error: Exception = error) -> None:
@@ -79,7 +79,7 @@ def test_the_words_of_a_handler_are_stronger_than_its_lists() -> None:
         assert state(ran(fail, permanent=[Exception]))[0] == expected
 
 
-def test_each_failure_waits_as_long_as_the_list_says_and_then_as_the_last() -> None:
+def test_the_backoff_follows_its_list_and_repeats_the_last_value() -> None:
     def fail(_task: Task) -> None:
         raise OnPurpose
 

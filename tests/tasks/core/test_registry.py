@@ -1,4 +1,4 @@
-"""Handlers that cannot be run as they are declared are refused when they are declared, and not task by task."""
+"""An invalid handler is refused when it is declared, not when its tasks run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.tasks.work import insert
     ],
     ids=str,
 )
-def test_numbers_that_the_ledger_or_the_timer_would_refuse_are_refused_at_the_start(
+def test_a_number_that_the_ledger_or_the_timer_cannot_use_is_refused(
     how: dict[str, Any], stack: ServersOfTests
 ) -> None:
     with pytest.raises(BadHandler):
@@ -38,7 +38,7 @@ def test_numbers_that_the_ledger_or_the_timer_would_refuse_are_refused_at_the_st
 
 
 async def asynchronous(_task: Task, _db: Session) -> None:
-    """Nobody awaits it."""
+    """Would never be awaited."""
 
 
 def generator(_task: Task, _db: Session) -> Iterator[None]:
@@ -50,6 +50,6 @@ async def both(_task: Task, _db: Session) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("function", [asynchronous, generator, both])
-def test_a_function_that_does_nothing_when_it_is_called_is_refused_at_the_start(function: Any) -> None:
+def test_a_function_that_would_do_nothing_when_called_is_refused(function: Any) -> None:
     with pytest.raises(BadHandler):
         handler("test.bad")(function)

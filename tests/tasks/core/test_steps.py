@@ -1,10 +1,9 @@
-"""Durable steps (P11): remembered once, never by whoever lost the task, and a long loop goes on where it was."""
+"""Durable steps: a result is stored once, never by a worker that lost the task, and a loop resumes at its place."""
 
 from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,35 +14,29 @@ import settings
 from models.engine import engine, make_engine
 from models.sql import sql
 from tasks import LeaseLost
-from tasks.core.lease import Held
+from tasks.core.lease import HeldLease
 from tasks.core.steps import Steps
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
 from tasks.operations import dead_tasks
-from tasks.recovery.reclaim import take_over
+from tasks.recovery.reclaim import reclaim_leases
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import audits, change, clean_sink, delivered, handled, leases, scalar, submitted, take_away
+from tests.tasks.deliveries import audits, change, delivered, handled, leases, scalar, submitted, take_away
 from tests.tasks.execution.test_ledger_lost import Line
-from tests.tasks.lost_workers import LEASE, killed, later, taken_over
+from tests.tasks.lost_workers import LEASE, killed, later, reclaim_lost
+from tests.tasks.outside import TYPE, ran
 from tests.tasks.work import OnPurpose, rows, task
 
-TYPE = "test.steps"
 STEPS = sql("SELECT name, result FROM ledger.task_step WHERE task_id = :id ORDER BY created_at, name")
 CALLS = sql("SELECT note FROM public.test_sink ORDER BY ctid")
 CALLED = sql("INSERT INTO public.test_sink (note) VALUES (:note)")
 
 
-@pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink(), engine().begin() as connection:
-        connection.execute(sql("TRUNCATE ledger.task_step"))
-    with clean_sink():
-        yield stack
-    failpoint.arm()
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def called(note: str, result: Any = None) -> Any:
-    """A call of something outside, which a test can count although the caller was killed."""
+    """Call something outside the ledger: the note can be counted even if the caller is killed."""
     with engine().begin() as connection:
         connection.execute(CALLED, {"note": note})
     return note if result is None else result
@@ -60,22 +53,13 @@ def stored(id_: uuid.UUID) -> dict[str, Any]:
     return {row.name: row.result for row in found}
 
 
-def ran(script: Callable[[Task], Any], *, times: int = 1, **how: Any) -> uuid.UUID:
-    """One task with this handler, delivered so often."""
-    with handled(TYPE, script, transactional=False, **{"backoff": [0], **how}):
-        (id_,) = submitted(1, TYPE)
-        for _ in range(times):
-            delivered([id_])
-    return id_
-
-
 def three_steps(each: Task) -> Any:
     first = each.step("first", called, "first", {"n": 1})
     second = each.step("second", called, "second", [first["n"], 2])
     return each.step("third", called, "third", [*second, 3])
 
 
-def test_a_step_runs_once_over_retries_and_its_result_comes_back() -> None:
+def test_a_retry_does_not_repeat_a_step() -> None:
     seen: list[Any] = []
 
     def fail_twice(each: Task) -> Any:
@@ -90,7 +74,7 @@ def test_a_step_runs_once_over_retries_and_its_result_comes_back() -> None:
     assert (task(id_)["status"], task(id_)["attempt_count"], task(id_)["result"]) == ("SUCCEEDED", 2, seen[0])
 
 
-def test_a_step_that_fails_is_not_remembered() -> None:
+def test_a_step_that_fails_is_called_again() -> None:
     tries: list[int] = []
 
     def flaky() -> str:
@@ -106,7 +90,7 @@ def test_a_step_that_fails_is_not_remembered() -> None:
 @pytest.mark.guarantee
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize(("place", "again"), [("steps.before_keep", True), ("steps.after_keep", False)])
-def test_a_worker_killed_at_a_step_costs_that_step_at_most_once_more_and_no_other(
+def test_a_killed_worker_repeats_at_most_its_last_step(
     place: str, again: bool, nth: int, ledger: ServersOfTests
 ) -> None:
     names = ["first", "second", "third"]
@@ -115,48 +99,48 @@ def test_a_worker_killed_at_a_step_costs_that_step_at_most_once_more_and_no_othe
         killed([id_], f"{place}=kill@{nth}")
         assert calls() == names[:nth]
         assert list(stored(id_)) == names[: nth - again]
-        assert taken_over(ledger).charged == 1
+        assert reclaim_lost(ledger).charged == 1
         delivered([id_])
     assert calls() == names[:nth] + names[nth - again :]
     assert (task(id_)["status"], task(id_)["result"]) == ("SUCCEEDED", [1, 2, 3])
 
 
 @pytest.mark.guarantee
-def test_a_worker_whose_task_was_taken_over_can_neither_store_a_step_nor_settle(ledger: ServersOfTests) -> None:
+def test_a_worker_whose_task_was_reclaimed_can_neither_store_a_step_nor_settle(ledger: ServersOfTests) -> None:
     told: list[str] = []
 
     def oversleep(each: Task) -> Any:
         if each.attempt_count:
-            return each.step("late", lambda: "of the second")
+            return each.step("late", lambda: "by the second")
         later(ledger, LEASE + 1)
-        assert take_over(engine(), settings.current()).charged == 1
+        assert reclaim_leases(engine(), settings.current()).charged == 1
         delivered([each.id])  # another worker finishes it
         try:
-            each.step("late", lambda: "of the first")
+            each.step("late", lambda: "by the first")
         except LeaseLost as error:
             told.append(str(error))
             raise
-        raise AssertionError("it was stored")
+        raise AssertionError("the step was stored")
 
     id_ = ran(oversleep)
     assert len(told) == 1
-    assert stored(id_) == {"late": "of the second"}
+    assert stored(id_) == {"late": "by the second"}
     assert (task(id_)["status"], task(id_)["attempt_count"]) == ("SUCCEEDED", 1)
     assert audits() == [(id_, "lease_lost")]
     assert leases() == 0
 
 
-@pytest.mark.parametrize("how", ["taken", "discarded", "given back"])
-def test_nothing_is_stored_for_a_task_that_is_no_longer_ours(how: str) -> None:
+@pytest.mark.parametrize("how", ["taken", "discarded", "released"])
+def test_a_worker_that_lost_the_task_stores_and_reads_no_step(how: str) -> None:
     changes = {
         "discarded": "status = 'DISCARDED', lease_token = NULL, finished_at = ledger.ledger_now()",
-        "given back": "status = 'QUEUED', lease_token = NULL",
+        "released": "status = 'QUEUED', lease_token = NULL",
     }
 
     def lose(each: Task) -> None:
         each.step("before", lambda: 1)
         change(each.id, changes[how]) if how in changes else take_away(each.id)
-        for name in ("after", "before"):  # what is known already is not for us either
+        for name in ("after", "before"):  # not even the known result is returned
             with pytest.raises(LeaseLost):
                 each.step(name, lambda: 2)
         with pytest.raises(LeaseLost):
@@ -166,12 +150,12 @@ def test_nothing_is_stored_for_a_task_that_is_no_longer_ours(how: str) -> None:
 
     id_ = ran(lose)
     assert stored(id_) == {"before": 1}
-    assert task(id_)["status"] == {"taken": "RUNNING", "discarded": "DISCARDED", "given back": "QUEUED"}[how]
+    assert task(id_)["status"] == {"taken": "RUNNING", "discarded": "DISCARDED", "released": "QUEUED"}[how]
     assert audits() == [(id_, "late_success")]
 
 
-def test_after_its_deadline_a_holder_stores_nothing_although_nobody_took_the_task() -> None:
-    """And it is charged, as reclaim would have: a handler that starves the heartbeat must not come back for ever."""
+def test_a_holder_stores_nothing_after_its_deadline_even_if_the_task_was_not_reclaimed() -> None:
+    """It counts as an attempt: a handler that starves the heartbeat must not be repeated for ever."""
 
     def starve(each: Task) -> None:
         assert each.steps is not None
@@ -186,18 +170,18 @@ def test_after_its_deadline_a_holder_stores_nothing_although_nobody_took_the_tas
     assert task(id_)["status"] == "DEAD"
 
 
-def test_the_first_write_wins_and_both_writers_are_told_what_it_was() -> None:
-    def at_once_twice(each: Task) -> list[Any]:
+def test_two_writers_of_one_step_both_get_the_first_result() -> None:
+    def run_twice(each: Task) -> list[Any]:
         assert each.steps is not None
         another = Steps(engine(), each.id, each.steps.held)
-        another._known()  # it has looked before
+        another._known()  # it has loaded the steps before
         return [each.step("same", lambda: "mine"), another.run("same", lambda: "yours")]
 
-    assert task(ran(at_once_twice))["result"] == ["mine", "mine"]
+    assert task(ran(run_twice))["result"] == ["mine", "mine"]
 
 
-def test_a_result_is_the_same_the_first_time_and_ever_after() -> None:
-    """PostgreSQL has its own way with large and negative zeros of numbers."""
+def test_a_result_is_the_same_the_first_time_and_after_a_retry() -> None:
+    """PostgreSQL writes large numbers and negative zero differently from Python."""
     values = [1e22, -0.0, 1.0, (1, 2), {"a": None}, None, True, "x" * 1000, 2**70, 0.1]
     seen: list[list[Any]] = []
 
@@ -211,7 +195,7 @@ def test_a_result_is_the_same_the_first_time_and_ever_after() -> None:
     assert list(map(repr, first)) == list(map(repr, second))
 
 
-def test_a_result_that_cannot_be_stored_is_the_failure_of_its_task_alone() -> None:
+def test_a_step_result_that_cannot_be_stored_fails_only_its_task() -> None:
     bad = {1: object(), 2: math.nan, 3: "a\x00b", 4: "\ud800", 5: "x" * 2_000_000}
     with handled(TYPE, lambda each: each.step("bad", bad.get, each.payload, "good"), transactional=False):
         ids = submitted(7, TYPE, lambda n: n)
@@ -222,7 +206,7 @@ def test_a_result_that_cannot_be_stored_is_the_failure_of_its_task_alone() -> No
         assert stored(id_) == {}
 
 
-def test_a_name_that_cannot_be_used_is_refused_before_anything_is_called() -> None:
+def test_an_invalid_name_is_refused_before_the_function_is_called() -> None:
     done: list[int] = []
     names: list[Any] = ["", "x" * 201, "a\nb", "a\x00b", None, 7]
     with handled(TYPE, lambda each: each.step(names[each.payload], done.append, 1), transactional=False):
@@ -231,8 +215,8 @@ def test_a_name_that_cannot_be_used_is_refused_before_anything_is_called() -> No
     assert all("1 to 200 characters" in message for (message,) in rows("error_message"))
 
 
-def test_a_name_is_a_steps_or_a_loops_and_never_both() -> None:
-    """What a loop stores would be taken for the result of the step, and the step would never be called."""
+def test_a_name_cannot_be_used_for_a_step_and_for_a_loop() -> None:
+    """Otherwise the place of the loop would be returned as the result of the step, which would never be called."""
 
     def loop_then_step(each: Task) -> Any:
         list(each.resume("rows", range(3)))
@@ -248,7 +232,7 @@ def test_a_name_is_a_steps_or_a_loops_and_never_both() -> None:
         assert "each needs a name of its own" in found["error_message"]
 
 
-def test_steps_of_a_transactional_handler_are_refused_with_a_sentence() -> None:
+def test_a_transactional_handler_cannot_use_steps() -> None:
     def step(each: Task, _db: Session) -> Any:
         return each.step("no", lambda: 1)
 
@@ -258,7 +242,7 @@ def test_steps_of_a_transactional_handler_are_refused_with_a_sentence() -> None:
     assert "transactional=False" in task(id_)["error_message"]
 
 
-def test_steps_are_kept_when_a_dead_task_is_requeued() -> None:
+def test_requeueing_a_dead_task_keeps_its_steps() -> None:
     def die_once(each: Task) -> str:
         each.step("charge", called, "charge")
         if not each.payload and len(calls()) == 1 and task(each.id)["max_attempts"] == 1:
@@ -277,7 +261,7 @@ def test_steps_are_kept_when_a_dead_task_is_requeued() -> None:
 
 @pytest.mark.guarantee
 @pytest.mark.parametrize(("nth", "place"), [(1, "before"), (3, "before"), (1, "after"), (4, "after")])
-def test_a_loop_that_is_killed_repeats_at_most_so_many_items_and_skips_none(
+def test_a_killed_loop_skips_no_item_and_repeats_at_most_one_interval(
     nth: int, place: str, ledger: ServersOfTests
 ) -> None:
     every, items = 4, [f"{n:02}" for n in range(18)]
@@ -292,18 +276,18 @@ def test_a_loop_that_is_killed_repeats_at_most_so_many_items_and_skips_none(
         (id_,) = submitted(1, TYPE)
         killed([id_], f"steps.before_keep=kill;steps.after_keep=kill@{nth}")
         first = calls()
-        assert taken_over(ledger).charged == 1
+        assert reclaim_lost(ledger).charged == 1
         delivered([id_])
     assert task(id_)["status"] == "SUCCEEDED"
     second = calls()[len(first) :]
     assert first == items[: len(first)]
-    assert second == items[len(items) - len(second) :], "from one place on, to the end"
+    assert second == items[len(items) - len(second) :], "the second run goes from one place to the end"
     repeated = len(first) + len(second) - len(items)
     assert repeated == (every if place == "before" else 0)
     assert stored(id_) == {"rows": {"done": len(items)}}
 
 
-def test_a_loop_that_fails_at_any_item_comes_back_to_it_and_a_finished_one_does_nothing() -> None:
+def test_a_failed_loop_repeats_the_failed_item_and_a_finished_loop_does_nothing() -> None:
     items = list(range(10))
     for bad in items:
         seen: list[int] = []
@@ -320,18 +304,18 @@ def test_a_loop_that_fails_at_any_item_comes_back_to_it_and_a_finished_one_does_
         assert seen[: bad + 1] == items[: bad + 1]
         again = seen[bad + 1 :]
         assert again == items[again[0] :]
-        assert bad - 3 < again[0] <= bad, "the bad one again, and at most two before it"
+        assert bad - 3 < again[0] <= bad, "the failed item again, and at most two before it"
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_step_whose_answer_was_lost_is_stored_and_not_called_again(arrives: bool) -> None:
+def test_a_step_whose_answer_is_lost_is_stored_and_not_called_again(arrives: bool) -> None:
     line = Line(settings.current().database_url)
     far = make_engine(line.url)
 
     def cut(each: Task) -> Any:
         def effect() -> str:
             called("effect")
-            line.cut_at("INSERT INTO ledger.task_step", but_it_arrives=arrives)
+            line.cut_at('INSERT INTO "celeriac".task_step', but_it_arrives=arrives)
             return "done"
 
         return each.step("effect", effect)
@@ -341,21 +325,22 @@ def test_a_step_whose_answer_was_lost_is_stored_and_not_called_again(arrives: bo
         ingest(far, [id_])
     far.dispose()
     line.close()
+    assert line._cut_at is None, "the connection was not cut"
     assert (task(id_)["status"], task(id_)["attempt_count"], calls()) == ("SUCCEEDED", 0, ["effect"])
 
 
-def test_a_ledger_that_is_away_is_no_error_of_the_handlers_own() -> None:
-    """Its list of what may be tried again says nothing about our own database."""
+def test_an_unreachable_ledger_is_not_an_error_of_the_handler() -> None:
+    """The handler's list of retriable errors does not apply to our own database."""
 
-    def ask_nobody(each: Task) -> None:
-        nobody = make_engine("postgresql+psycopg2://nobody@127.0.0.1:1/nowhere")
-        Steps(nobody, each.id, Held(uuid.uuid4(), math.inf)).run("x", lambda: 1)
+    def ask_unreachable(each: Task) -> None:
+        unreachable = make_engine("postgresql+psycopg2://me@127.0.0.1:1/nowhere")
+        Steps(unreachable, each.id, HeldLease(uuid.uuid4(), math.inf)).run("x", lambda: 1)
 
-    id_ = ran(ask_nobody, retriable=[OnPurpose])
+    id_ = ran(ask_unreachable, retriable=[OnPurpose])
     assert (task(id_)["status"], task(id_)["error_code"]) == ("RETRYING", "ledger_lost")
 
 
-def test_a_step_holds_no_transaction_open_while_its_function_runs() -> None:
+def test_no_transaction_is_open_while_the_function_of_a_step_runs() -> None:
     looks: list[int] = []
     idle = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'celeriac' AND state LIKE 'idle in%'"
     ran(lambda each: [each.step(name, lambda: looks.append(scalar(idle))) for name in ("one", "two")])

@@ -1,4 +1,4 @@
-"""Results and errors (P12): whatever they are, they are stored or refused, and never the failure of a whole batch."""
+"""A result or an error that cannot be stored fails only its own task, never the batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import settings
 from models.engine import engine
 from tasks import Snooze
 from tasks.core.outcomes import Retry, outcome_of, outcome_of_result
-from tasks.operations.task_details import shown
-from tasks.recovery.reclaim import take_over
+from tasks.operations.task_details import read_task
+from tasks.recovery.reclaim import reclaim_leases
 from tests.tasks.deliveries import (
     are_well,
     change,
@@ -33,29 +33,29 @@ def nested(levels: int) -> list[Any]:
     return found
 
 
-ITSELF: list[Any] = []
-ITSELF.append(ITSELF)
+CIRCULAR: list[Any] = []
+CIRCULAR.append(CIRCULAR)
 BAD_RESULTS: dict[str, Any] = {
     "NaN": float("nan"),
     "infinity": {"a": [float("inf")]},
     "NUL": {"a": "b\x00"},
     "NUL in a key": {"b\x00": 1},
-    "half a surrogate pair": "\ud83d",
+    "unpaired surrogate": "\ud83d",
     "50 MB": "x" * 50_000_000,
     "an object": object(),
     "bytes": b"x",
     "a set": {1},
-    "keys of two kinds": {1: 1, "a": 1},
-    "a number without end": 10**5000,
+    "keys of two types": {1: 1, "a": 1},
+    "a huge number": 10**5000,
     "too deep": nested(500),
     "far too deep": nested(5000),
-    "itself": ITSELF,
+    "circular": CIRCULAR,
     "a class": Snooze,
 }
 
 
-class Unspeakable(Exception):
-    """It cannot be shown."""
+class WithoutText(Exception):
+    """Cannot be converted to text."""
 
     def __str__(self) -> str:
         raise ValueError("no words")
@@ -63,8 +63,8 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
-class Untraceable(Exception):
-    """Its traceback cannot be written."""
+class WithoutTraceback(Exception):
+    """Has a traceback that cannot be formatted."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "__notes__":
@@ -72,8 +72,8 @@ class Untraceable(Exception):
         return super().__getattribute__(name)
 
 
-def far_away(levels: int) -> OnPurpose:
-    """An error with a long way behind it, and much to say."""
+def long_error(levels: int) -> OnPurpose:
+    """Return an error with a long traceback and a long message."""
 
     def go(levels: int) -> None:
         if levels:
@@ -84,7 +84,7 @@ def far_away(levels: int) -> OnPurpose:
         go(levels)
     except OnPurpose as error:
         return error
-    raise AssertionError("it does not come back")
+    raise AssertionError
 
 
 def noted() -> OnPurpose:
@@ -95,22 +95,22 @@ def noted() -> OnPurpose:
 
 BAD_ERRORS: dict[str, Exception] = {
     "NUL": OnPurpose("a\x00b"),
-    "half a surrogate pair": OnPurpose("\ud83d" * 1000),
+    "unpaired surrogate": OnPurpose("\ud83d" * 1000),
     "long": OnPurpose("x" * 50_000_000),
     "many lines": OnPurpose("\n" * 10_000),
     "nothing": OnPurpose(),
-    "a traceback of 300 frames": far_away(300),
-    "unspeakable": Unspeakable(),
-    "untraceable": Untraceable(),
-    "a group": ExceptionGroup("several", [OnPurpose("a"), ExceptionGroup("more", [Unspeakable(), ValueError("\x00")])]),
+    "a traceback of 300 frames": long_error(300),
+    "without text": WithoutText(),
+    "without traceback": WithoutTraceback(),
+    "a group": ExceptionGroup("several", [OnPurpose("a"), ExceptionGroup("more", [WithoutText(), ValueError("\x00")])]),
     "with notes": noted(),
 }
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.mark.parametrize("result", BAD_RESULTS.values(), ids=BAD_RESULTS)
-def test_a_result_that_cannot_be_stored_is_the_failure_of_its_task_and_never_of_its_batch(result: Any) -> None:
-    """One such value in a statement for many would fail them all."""
+def test_a_result_that_cannot_be_stored_fails_only_its_task(result: Any) -> None:
+    """One such value in a statement for many tasks would fail them all."""
     ids = scripted(lambda each, _: result if each.payload["n"] == 1 else {"n": each.payload["n"]}, 3, max_attempts=2)
     delivered(ids)
     found = [(task(id_)["status"], task(id_)["attempt_count"], task(id_)["result"]) for id_ in ids]
@@ -121,13 +121,13 @@ def test_a_result_that_cannot_be_stored_is_the_failure_of_its_task_and_never_of_
     assert (task(ids[1])["status"], task(ids[1])["attempt_count"]) == ("DEAD", 2)
 
 
-UNREADABLE = {"a long number": "repeat('1', 5000)", "deep": "repeat('[', 3000) || repeat(']', 3000)"}
+UNPARSABLE = {"a long number": "repeat('1', 5000)", "deep": "repeat('[', 3000) || repeat(']', 3000)"}
 
 
 @pytest.mark.parametrize("column", ["payload", "context"])
-@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("value", UNPARSABLE.values(), ids=UNPARSABLE)
 @pytest.mark.parametrize("how", [{}, {"many": True}, {"transactional": False}], ids=repr)
-def test_what_only_postgresql_can_read_is_dead_and_never_the_end_of_its_batch(
+def test_a_payload_that_python_cannot_parse_is_dead_and_does_not_fail_its_batch(
     how: dict[str, bool], value: str, column: str
 ) -> None:
     def inside(_given: Any, _db: Any) -> None: ...
@@ -142,21 +142,22 @@ def test_what_only_postgresql_can_read_is_dead_and_never_the_end_of_its_batch(
     assert found == [("SUCCEEDED", None), ("DEAD", "bad_payload"), ("SUCCEEDED", None)]
 
 
-def test_what_only_postgresql_can_read_is_shown_and_taken_over_as_any_other() -> None:
+@pytest.mark.usefixtures("known_handlers")
+def test_a_payload_that_python_cannot_parse_is_shown_and_reclaimed_like_any_other() -> None:
     ids = submitted(2)
     claimed(ids)
     change(ids[0], "payload = repeat('1', 5000)::jsonb")
-    assert take_over(engine(), settings.current(), holders=["another:1"]).isolated == 2
+    assert reclaim_leases(engine(), settings.current(), holders=["another:1"]).isolated == 2
     with engine().connect() as connection:
-        assert shown(connection, ids[0]).payload == "1" * 5000
+        assert read_task(connection, ids[0]).payload == "1" * 5000
 
 
-def test_a_bad_result_is_an_outcome_and_raises_nothing() -> None:
+def test_a_result_that_cannot_be_stored_raises_nothing() -> None:
     assert {type(outcome_of_result(result)) for result in BAD_RESULTS.values()} == {Retry}
 
 
 @pytest.mark.parametrize("error", BAD_ERRORS.values(), ids=BAD_ERRORS)
-def test_whatever_an_error_says_of_itself_it_is_stored_and_its_neighbours_are_well(error: Exception) -> None:
+def test_an_error_of_any_shape_is_stored_and_does_not_harm_its_batch(error: Exception) -> None:
     ids = inserting({1: raising(error)}, 3)
     delivered(ids)
     found = task(ids[1])
@@ -168,8 +169,8 @@ def test_whatever_an_error_says_of_itself_it_is_stored_and_its_neighbours_are_we
     are_well(ids, 1)
 
 
-def test_a_failure_says_what_it_was_and_the_end_of_where_it_happened() -> None:
-    outcome = outcome_of(far_away(3))
+def test_a_failure_has_a_sentence_and_the_end_of_its_traceback() -> None:
+    outcome = outcome_of(long_error(3))
     assert isinstance(outcome, Retry)
     assert outcome.failure.message == ("OnPurpose: " + "x" * 500)[:500]
     assert outcome.failure.trace == "y" * 3999 + "\n"

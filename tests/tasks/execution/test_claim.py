@@ -1,4 +1,4 @@
-"""The guard: every delivery is presumed a duplicate, and of all who come with an id one may run it."""
+"""The claim: every delivery may be a duplicate, and only one of them may run the task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.tasks.deliveries import (
 from tests.tasks.work import effects, insert, rows, task, transitions, wakeups
 
 CLOCK_IS_HELD = sql("LOCK TABLE ledger.ledger_clock IN ACCESS EXCLUSIVE MODE")
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_claim_refuses_a_connection_with_work_in_it(one: Connection) -> None:
         claimed(ids, connection=one)
 
 
-def test_tokens_are_never_the_same() -> None:
+def test_every_claim_has_its_own_token() -> None:
     tokens = {claimed(submitted()).token for _ in range(10)}
     assert len(tokens) == 10
 
@@ -98,11 +98,11 @@ def test_a_second_delivery_before_the_first_has_committed_is_skipped(
     assert ran(first) >= set(ids[:3])
     assert not ran(first) & ran(late)
     assert set(late.skipped) >= set(ids[:3]) & {ids[n] for n in later_one}
-    assert Counter(rows("status")) == {("RUNNING",): 5}  # whoever came first took the rest along
+    assert Counter(rows("status")) == {("RUNNING",): 5}  # the first claim filled its batch with the others
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_of_two_deliveries_one_after_the_other_the_second_is_skipped(
+def test_a_second_delivery_after_the_first_has_committed_is_skipped(
     one: Connection, other: Connection, order: str
 ) -> None:
     (id_,) = submitted()
@@ -112,11 +112,11 @@ def test_of_two_deliveries_one_after_the_other_the_second_is_skipped(
     assert len(transitions(id_)) == 2
 
 
-def test_a_claim_that_began_before_and_arrives_after_another_is_skipped(other: Connection, stack: Any) -> None:
-    """Its snapshot still shows the task QUEUED; the lock shows what has become of it."""
+def test_a_claim_with_an_old_snapshot_does_not_take_a_running_task(other: Connection, stack: Any) -> None:
+    """Its snapshot shows the task as QUEUED; only the lock shows that it is RUNNING."""
     (id_,) = submitted()
     superuser = stack.cluster.superuser.connect()
-    superuser.execute(CLOCK_IS_HELD)  # a claim asks for the time after it has taken its snapshot
+    superuser.execute(CLOCK_IS_HELD)  # a claim reads the clock after it has taken its snapshot
     backend = pid(other)
     with ThreadPoolExecutor(1) as thread:
         late = thread.submit(claimed, [id_], connection=other)
@@ -128,9 +128,7 @@ def test_a_claim_that_began_before_and_arrives_after_another_is_skipped(other: C
     assert len(transitions(id_)) == 1
 
 
-def test_a_claim_that_began_before_a_task_was_changed_and_stays_runnable_takes_it_as_it_is_now(
-    other: Connection, stack: Any
-) -> None:
+def test_a_claim_with_an_old_snapshot_reads_the_current_values_of_a_task(other: Connection, stack: Any) -> None:
     (id_,) = submitted()
     superuser = stack.cluster.superuser.connect()
     superuser.execute(CLOCK_IS_HELD)
@@ -144,14 +142,14 @@ def test_a_claim_that_began_before_a_task_was_changed_and_stays_runnable_takes_i
     assert transitions(id_, "from_status, to_status, attempt_count")[-1] == ("RETRYING", "RUNNING", 3)
 
 
-def test_a_delivery_in_the_middle_of_the_handler_runs_nothing() -> None:
+def test_a_delivery_while_the_handler_runs_does_not_run_the_task_again() -> None:
     ids: list[uuid.UUID] = []
     ids += inserting(dict.fromkeys(range(3), lambda *_: delivered(ids)), 3)
     delivered(ids)
     assert effects() == dict.fromkeys(ids, 1)
 
 
-def test_however_often_and_at_once_tasks_are_delivered_each_runs_once() -> None:
+def test_tasks_that_are_delivered_many_times_at_once_run_once() -> None:
     ids = submitted(60)
     dice = random.Random(1)
     with ThreadPoolExecutor(8) as threads:
@@ -163,8 +161,8 @@ def test_however_often_and_at_once_tasks_are_delivered_each_runs_once() -> None:
     assert leases() == 0
 
 
-def test_own_tasks_come_before_any_that_fill_the_batch() -> None:
-    """A sketch that let others displace them left 3 % of the tasks waiting with every wake-up consumed."""
+def test_the_tasks_of_a_message_come_before_those_that_fill_the_batch() -> None:
+    """If others displaced them, they would wait although their wake-up was consumed."""
     older = submitted(200)
     own = submitted(40)
     claim = claimed(own)
@@ -173,7 +171,7 @@ def test_own_tasks_come_before_any_that_fill_the_batch() -> None:
     assert len(ran(claim) & set(older)) == 60
 
 
-def test_every_message_once_and_in_any_order_leaves_no_task_waiting() -> None:
+def test_messages_delivered_once_and_in_any_order_leave_no_task_waiting() -> None:
     ids = submitted(260)
     dice = random.Random(2)
     dice.shuffle(ids)
@@ -182,11 +180,11 @@ def test_every_message_once_and_in_any_order_leaves_no_task_waiting() -> None:
     assert effects() == dict.fromkeys(ids, 1)
 
 
-def test_a_batch_is_filled_with_due_tasks_of_the_same_queue_and_type_alone() -> None:
+def test_a_batch_is_filled_only_with_due_tasks_of_the_same_queue_and_type() -> None:
     wanted = submitted(3)
     submitted(2, "test.fail")
     later = submitted(1)
-    change(later[0], "next_retry_at = ledger.ledger_now() + interval '1 minute'")
+    change(later[0], "next_retry_at = ledger.ledger_now() + interval '1 hour'")
     alone = submitted(1)
     change(alone[0], "isolated = true")
     elsewhere = submitted(1)
@@ -196,7 +194,7 @@ def test_a_batch_is_filled_with_due_tasks_of_the_same_queue_and_type_alone() -> 
     assert ran(claimed(wanted[:1])) == set(wanted)
 
 
-def test_what_is_filled_in_is_what_waits_longest() -> None:
+def test_a_batch_is_filled_with_the_tasks_that_wait_longest() -> None:
     ids = submitted(150)
     change(ids[140], "next_retry_at = created_at - interval '1 hour'")
     for id_ in ids[:100]:
@@ -215,7 +213,7 @@ def test_a_batch_is_never_larger_than_its_handler_says() -> None:
     assert Counter(rows("status")) == {("RUNNING",): 6, ("SUCCEEDED",): 4}
 
 
-def test_a_claim_that_gets_nothing_of_its_own_takes_nothing_else() -> None:
+def test_a_claim_that_gets_none_of_its_own_tasks_takes_no_others() -> None:
     (mine, *_) = submitted(5)
     change(mine, "next_retry_at = ledger.ledger_now() + interval '1 hour'")
     claim = claimed([mine, uuid.uuid4()])
@@ -223,20 +221,20 @@ def test_a_claim_that_gets_nothing_of_its_own_takes_nothing_else() -> None:
     assert leases() == 0
 
 
-def test_each_id_gets_its_verdict(other: Connection) -> None:
+def test_a_claim_reports_why_it_did_not_take_each_id(other: Connection) -> None:
     due, later, running, locked, done, dead, unknown_type = submitted(7)
-    nobody = uuid.uuid4()
-    claimed([running], handlers={"test.insert": handlers()["test.insert"]})  # takes the others along
+    unknown = uuid.uuid4()
+    claimed([running], handlers={"test.insert": handlers()["test.insert"]})  # its batch has the others, too
     for id_ in (due, later, locked, done, dead, unknown_type):
         change(id_, "status = 'QUEUED', lease_token = NULL")
-    change(later, "next_retry_at = ledger.ledger_now() + interval '1 second'")
+    change(later, "next_retry_at = ledger.ledger_now() + interval '1 hour'")
     change(done, "status = 'SUCCEEDED', finished_at = ledger.ledger_now()")
     change(dead, "status = 'DEAD', finished_at = ledger.ledger_now()")
-    change(unknown_type, "type = 'nobody.knows'")
+    change(unknown_type, "type = 'unknown.type'")
     other.execute(sql("SELECT FROM ledger.ingest_task WHERE id = :id FOR UPDATE"), {"id": locked})
-    claim = claimed([due, later, running, locked, done, dead, unknown_type, nobody, due])
+    claim = claimed([due, later, running, locked, done, dead, unknown_type, unknown, due])
     assert ran(claim) == {due}
-    assert set(claim.skipped) == {running, locked, done, dead, nobody}
+    assert set(claim.skipped) == {running, locked, done, dead, unknown}
     assert (claim.not_due, claim.unhandled, claim.left) == ([later], [unknown_type], [])
 
 
@@ -246,7 +244,7 @@ def test_a_task_named_twice_in_one_message_runs_once() -> None:
     assert effects() == {id_: 1}
 
 
-def test_what_is_no_id_is_skipped_and_holds_up_nobody() -> None:
+def test_values_that_are_not_ids_are_skipped_and_the_rest_of_the_message_runs() -> None:
     (id_,) = submitted()
     before = counted()
     garbage: list[Any] = ["", "x", None, 17, -1.5, [], {"a": 1}, "\ud800", "\x00", "0" * 31, b"0" * 32, "'; DROP"]
@@ -255,7 +253,7 @@ def test_what_is_no_id_is_skipped_and_holds_up_nobody() -> None:
     assert counted() - before == {"skipped": len(garbage) + 1, "succeeded": 1}
 
 
-def test_a_message_with_several_types_runs_them_all_each_with_its_own() -> None:
+def test_a_message_with_several_types_runs_each_with_its_own_handler() -> None:
     first, second = submitted(2), submitted(2, "test.many")
     change(submitted(1, "test.many")[0], "queue = 'elsewhere'")
     delivered([first[0], second[0], first[1], second[1]])
@@ -264,7 +262,7 @@ def test_a_message_with_several_types_runs_them_all_each_with_its_own() -> None:
 
 
 def test_a_message_with_several_priorities_is_claimed_by_priority() -> None:
-    """P4: the horizon of lost wake-ups (P8) is kept by priority."""
+    """Lost wake-ups are found by priority."""
     usual, urgent = submitted(2), submitted(2, priority=9)
     claim = claimed([usual[0], urgent[0]])
     assert usual[0] in ran(claim)
@@ -293,7 +291,7 @@ def test_isolated_tasks_of_one_message_run_one_after_the_other() -> None:
     assert {len(transitions(id_)) for id_ in ids} == {3}
 
 
-def test_a_task_is_due_at_its_time_and_not_before(ledger: ServersOfTests) -> None:
+def test_a_task_does_not_run_before_its_due_time(ledger: ServersOfTests) -> None:
     (id_,) = submitted()
     change(id_, "status = 'RETRYING', next_retry_at = ledger.ledger_now() + interval '1 hour'")
     before = counted()
@@ -304,8 +302,8 @@ def test_a_task_is_due_at_its_time_and_not_before(ledger: ServersOfTests) -> Non
     assert rows("status") == [("SUCCEEDED",)]
 
 
-def test_a_type_that_nobody_here_knows_is_woken_again_later_and_burns_nothing(ledger: ServersOfTests) -> None:
-    """P7: a rolling deploy."""
+def test_a_task_without_a_handler_here_is_woken_again_later_and_not_charged(ledger: ServersOfTests) -> None:
+    """During a rolling deployment another worker may have the handler."""
     (id_,) = submitted()
     change(id_, "type = 'of.tomorrow'")
     delivered([id_])
@@ -322,7 +320,7 @@ def test_a_type_that_nobody_here_knows_is_woken_again_later_and_burns_nothing(le
 def test_only_the_claim_of_a_transactional_handler_is_committed_asynchronously(
     transactional: bool, expected: str
 ) -> None:
-    """P15: an effect outside the ledger must not outlive the claim that it was made under."""
+    """An effect outside the ledger must not survive a crash that loses its claim."""
     shown: list[str] = []
 
     def show(connection: Connection) -> None:
@@ -335,7 +333,7 @@ def test_only_the_claim_of_a_transactional_handler_is_committed_asynchronously(
             claimed([first], connection=connection)
         assert shown == [expected]
         shown.clear()
-        change(second, "status = 'QUEUED', lease_token = NULL")  # the claim was filled up with it
+        change(second, "status = 'QUEUED', lease_token = NULL")  # the claim had taken it, too
         with at_commit(engine(), show):
             delivered([second])
     assert set(shown) == {"on"}
@@ -345,7 +343,7 @@ def test_only_the_claim_of_a_transactional_handler_is_committed_asynchronously(
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "on"
 
 
-def test_a_lease_that_somebody_took_over_is_not_in_the_way_of_the_next_claim() -> None:
+def test_a_task_whose_lease_was_reclaimed_can_be_claimed_again() -> None:
     (id_,) = submitted()
     claimed([id_])
     take_away(id_)

@@ -1,4 +1,4 @@
-"""One message in one process: what runs, in how many statements, and how everything is given back when it must stop."""
+"""One message in one process: which tasks run, in how many statements, and what is released when time runs out."""
 
 from __future__ import annotations
 
@@ -48,29 +48,28 @@ from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeup
 OPEN_TRANSACTIONS = """
     SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'celeriac' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"""
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 @pytest.fixture
 def elsewhere() -> Iterator[list[Any]]:
-    """What the handler "test.elsewhere", which is not transactional, has done."""
+    """Return the payloads that the handler "test.elsewhere" has seen; it runs outside a transaction."""
     done: list[Any] = []
 
     def do(each: Task) -> Any:
         done.append(each.payload)
-        wish = each.payload
-        if isinstance(wish, dict):
+        if isinstance(each.payload, dict):
             raise {"snooze": Snooze(60), "discard": Discard("no"), "permanent": Permanent("no"), "fail": OnPurpose()}[
-                wish["raise"]
+                each.payload["raise"]
             ]
-        return {"did": wish}
+        return {"did": each.payload}
 
     with handled("test.elsewhere", do, transactional=False):
         yield done
 
 
 def run_late(ids: list[uuid.UUID], **changes: Any) -> None:
-    """A batch that finds half of its lease gone as soon as it looks."""
+    """Run a batch that finds half of its lease over from the start."""
     claim = dataclasses.replace(claimed(ids), deadline=time.monotonic())
     Batch(engine(), claim, dataclasses.replace(find(claim.tasks[0].type), **changes), settings.current()).run()
 
@@ -98,7 +97,7 @@ def test_a_handler_sees_its_task_as_it_was_submitted() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10, 100])
-def test_a_batch_takes_as_many_statements_as_a_single_task_but_for_the_handlers_own(size: int) -> None:
+def test_a_batch_of_any_size_takes_three_statements_besides_the_handlers_own(size: int) -> None:
     ids = submitted(size)
     commits: list[Any] = []
     with statements() as sent, at_commit(engine(), commits.append):
@@ -106,13 +105,13 @@ def test_a_batch_takes_as_many_statements_as_a_single_task_but_for_the_handlers_
     own = [one for one in sent if one.startswith("INSERT INTO public.test_sink")]
     ours = [one.partition(" ")[0] for one in sent if one not in own]
     assert len(own) == size
-    assert ours == ["EXECUTE", "DECLARE", "CLOSE"]  # claim, mark, settle
+    assert ours == ["EXECUTE", "DECLARE", "CLOSE"]  # claim, guard against a commit by the handler, settle
     assert len(commits) == 2
     are_well(ids)
 
 
 @pytest.mark.parametrize("size", [1, 10, 50])
-def test_a_handler_of_many_takes_four_statements_whatever_the_size(size: int) -> None:
+def test_a_batch_handler_takes_four_statements_for_any_size(size: int) -> None:
     ids = submitted(size, "test.many")
     with statements() as sent:
         delivered(ids)
@@ -120,17 +119,17 @@ def test_a_handler_of_many_takes_four_statements_whatever_the_size(size: int) ->
     are_well(ids)
 
 
-def test_a_failed_batch_takes_four_statements_for_each_and_no_more() -> None:
+def test_a_failed_batch_takes_no_more_than_four_statements_per_task() -> None:
     ids = inserting({0: raising(OnPurpose())}, 10)
     with statements() as sent:
         delivered(ids)
-    begun = 1 + 9  # together, and nine alone
-    # claim, marks, inserts, settled alone, the culprit, and what was submitted is read once more
+    begun = 1 + 9  # once together, and nine tasks alone
+    # claim, begun transactions, inserts, tasks settled alone, the failed one, and reading the submitted values again
     assert len(sent) == 1 + begun + 10 + 9 + 1 + 1
 
 
-def test_a_batch_starts_no_task_after_half_its_lease_and_gives_the_rest_back() -> None:
-    """P6: what is done is settled, the rest burns nothing and is woken again."""
+def test_a_batch_starts_no_task_after_half_its_lease_and_releases_the_rest() -> None:
+    """Finished tasks are settled; the others are woken again and not charged."""
     ids = inserting({}, 5)
     before = counted()
     run_late(ids)
@@ -146,15 +145,15 @@ def test_a_batch_starts_no_task_after_half_its_lease_and_gives_the_rest_back() -
     assert effects() == dict.fromkeys(ids, 1)
 
 
-def test_after_half_its_lease_a_broken_batch_is_not_run_one_by_one() -> None:
+def test_after_half_its_lease_a_failed_batch_does_not_run_one_by_one() -> None:
     ids = inserting({0: raising(OnPurpose())}, 4)
     run_late(ids)
     assert sorted(rows()) == [("QUEUED", 0), ("QUEUED", 0), ("QUEUED", 0), ("RETRYING", 1)]
     assert (effects(), leases()) == ({}, 0)
 
 
-def test_a_batch_of_many_that_is_broken_after_half_its_lease_does_not_come_together_again() -> None:
-    """Nobody knows whose fault it was: all of them given back as they were would fail together, for ever (P5)."""
+def test_tasks_of_a_batch_handler_that_failed_after_half_its_lease_run_alone_next_time() -> None:
+    """The culprit is unknown; released as they were, they would fail together again and again."""
 
     def one_is_bad(tasks: Sequence[Task], _db: Session) -> None:
         if any(each.payload == 0 for each in tasks):
@@ -170,8 +169,8 @@ def test_a_batch_of_many_that_is_broken_after_half_its_lease_does_not_come_toget
 
 
 @pytest.mark.parametrize("code", ["22012", "40001"], ids=["broken", "repeated"])
-def test_a_task_is_as_it_was_submitted_when_it_runs_again_whatever_its_handler_did_to_it(code: str) -> None:
-    """P3: what its neighbour did is none of its fault."""
+def test_a_task_that_runs_again_after_a_rollback_has_its_submitted_values(code: str) -> None:
+    """A handler may change the task object, and another task of the batch may cause the rollback."""
     failed: list[int] = []
 
     def change_it(each: Task, db: Session) -> None:
@@ -188,14 +187,14 @@ def test_a_task_is_as_it_was_submitted_when_it_runs_again_whatever_its_handler_d
     assert [task(id_)["status"] for id_ in ids if id_ != ids[1]] == ["SUCCEEDED", "SUCCEEDED"]
 
 
-def test_a_single_task_and_a_handler_of_many_are_run_however_late_it_is() -> None:
-    """The claim was just made: whoever starts nothing then will never start anything."""
+def test_a_single_task_and_a_batch_handler_are_started_however_late_it_is() -> None:
+    """Right after a claim at least one task must start; otherwise no task ever would."""
     run_late(submitted(1))
     run_late(submitted(5, "test.many"))
     assert set(rows("status")) == {("SUCCEEDED",)}
 
 
-def test_every_outcome_is_counted_and_timed_by_its_own_name() -> None:
+def test_every_outcome_has_its_own_counter_and_timer() -> None:
     does = {
         1: raising(OnPurpose()),
         2: raising(Permanent("no")),
@@ -212,7 +211,7 @@ def test_every_outcome_is_counted_and_timed_by_its_own_name() -> None:
     assert timed() - before_timed == expected
 
 
-def test_a_handler_that_is_not_transactional_runs_without_a_transaction(elsewhere: list[Any]) -> None:
+def test_a_non_transactional_handler_runs_without_an_open_transaction(elsewhere: list[Any]) -> None:
     ids = submitted(3, "test.elsewhere", lambda n: n)
     open_ones: list[int] = []
     with handled("test.look", lambda _: open_ones.append(scalar(OPEN_TRANSACTIONS)), transactional=False):
@@ -224,17 +223,17 @@ def test_a_handler_that_is_not_transactional_runs_without_a_transaction(elsewher
     assert leases() == 0
 
 
-def test_every_outcome_of_a_handler_that_is_not_transactional_is_its_own(elsewhere: list[Any]) -> None:
-    wishes = [0, {"raise": "fail"}, {"raise": "snooze"}, {"raise": "discard"}, {"raise": "permanent"}, 5]
-    delivered(submitted(6, "test.elsewhere", wishes.__getitem__))
+def test_each_task_of_a_non_transactional_handler_has_its_own_outcome(elsewhere: list[Any]) -> None:
+    payloads = [0, {"raise": "fail"}, {"raise": "snooze"}, {"raise": "discard"}, {"raise": "permanent"}, 5]
+    delivered(submitted(6, "test.elsewhere", payloads.__getitem__))
     assert rows() == [
         ("SUCCEEDED", 0), ("RETRYING", 1), ("RETRYING", 0), ("DISCARDED", 0), ("DEAD", 1), ("SUCCEEDED", 0),
     ]  # fmt: skip
-    assert elsewhere == wishes  # each once: there is nothing to roll back
+    assert elsewhere == payloads, "each task runs once: there is no rollback"
     assert leases() == 0
 
 
-def test_an_effect_elsewhere_under_a_lost_lease_is_audited() -> None:
+def test_an_effect_outside_the_ledger_under_a_lost_lease_is_audited() -> None:
     with handled("test.lost", lambda each: [take_away(each.id), None][1], transactional=False):
         ids = submitted(2, "test.lost")
         delivered(ids)
@@ -243,7 +242,7 @@ def test_an_effect_elsewhere_under_a_lost_lease_is_audited() -> None:
     assert leases() == 0
 
 
-def test_a_handler_that_is_not_transactional_starts_nothing_after_half_its_lease(elsewhere: list[Any]) -> None:
+def test_a_non_transactional_handler_is_not_started_after_half_its_lease(elsewhere: list[Any]) -> None:
     ids = submitted(3, "test.elsewhere")
     run_late(ids)
     assert (rows(), elsewhere) == ([("QUEUED", 0)] * 3, [])
@@ -252,7 +251,7 @@ def test_a_handler_that_is_not_transactional_starts_nothing_after_half_its_lease
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("place", ["ingest.after_effect", "ingest.after_settle"])
-def test_a_fault_of_ours_is_raised_and_leaves_nothing_running(place: str, count: int) -> None:
+def test_an_internal_error_is_raised_and_leaves_no_task_running(place: str, count: int) -> None:
     ids = inserting({}, count)
     failpoint.arm(f"{place}=raise")
     with pytest.raises(failpoint.FailpointHit):
@@ -265,16 +264,14 @@ def test_a_fault_of_ours_is_raised_and_leaves_nothing_running(place: str, count:
     assert effects() == (dict.fromkeys(ids, 1) if place == "ingest.after_settle" else {})
 
 
-def test_a_message_of_more_than_a_batch_is_run_in_batches() -> None:
+def test_a_message_larger_than_a_batch_runs_in_several_batches() -> None:
     sizes: list[int] = []
     with handled("test.sizes", lambda tasks, _db: sizes.append(len(tasks)), many=True, batch=4):
         delivered(submitted(10, "test.sizes"))
     assert sizes == [4, 4, 2]
 
 
-def test_a_task_without_a_handler_has_one_wakeup_for_later_however_often_it_is_delivered(
-    ledger: ServersOfTests,
-) -> None:
+def test_a_task_without_a_handler_gets_one_later_wakeup_however_often_it_is_delivered(ledger: ServersOfTests) -> None:
     (id_,) = submitted(1)
     change(id_, "type = 'test.of_tomorrow'")
     for times in (1, 2):
@@ -284,14 +281,14 @@ def test_a_task_without_a_handler_has_one_wakeup_for_later_however_often_it_is_d
         move(ledger, UNHANDLED_SECONDS + 1)
 
 
-def test_a_claim_that_is_made_by_hand_can_be_run_by_hand() -> None:
+def test_a_claim_made_by_hand_can_be_run_by_hand() -> None:
     ids = submitted(2)
     claim = claimed(ids)
     Batch(engine(), claim, find("test.insert"), settings.current()).run()
     are_well(ids)
 
 
-def test_a_batch_whose_lease_nobody_can_renew_is_given_back_and_the_next_one_tries_again(
+def test_a_batch_is_released_if_the_heartbeat_thread_cannot_start_and_the_next_one_tries_again(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""The last write of a handler outside a transaction: it commits with SUCCEEDED, or not at all."""
+"""The `Finish` of a handler outside a transaction commits together with SUCCEEDED, or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.tasks.deliveries import (
     submitted,
     take_away,
 )
-from tests.tasks.lost_workers import killed, taken_over
+from tests.tasks.lost_workers import killed, reclaim_lost
 from tests.tasks.outside import TYPE, ran, state
 from tests.tasks.work import OnPurpose, effects, insert, task
 
@@ -33,12 +33,12 @@ def test_a_finish_commits_with_succeeded_and_its_result() -> None:
     id_ = ran(lambda each: Finish(lambda db: insert(each, db), {"rows": 1}))
     assert (task(id_)["status"], task(id_)["result"], effects()) == ("SUCCEEDED", {"rows": 1}, {id_: 1})
     assert scalar("SELECT count(DISTINCT xmin::text) FROM (SELECT xmin FROM public.test_sink UNION ALL"
-                  " SELECT xmin FROM ledger.ingest_task) AS found") == 1, "one transaction"  # fmt: skip
+                  " SELECT xmin FROM ledger.ingest_task) AS found") == 1, "all in one transaction"  # fmt: skip
 
 
-def test_a_finish_that_nobody_awaits_has_failed() -> None:
+def test_an_asynchronous_finish_fails_because_it_is_not_awaited() -> None:
     async def write(_db: Session) -> None:
-        """Never."""
+        """Write nothing."""
 
     assert state(ran(lambda _: Finish(write)))[:2] == ("RETRYING", 1)
 
@@ -55,7 +55,7 @@ def test_a_finish_that_nobody_awaits_has_failed() -> None:
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_a_finish_that_does_not_succeed_leaves_nothing(error: Exception, expected: Any) -> None:
+def test_a_finish_that_raises_leaves_no_effect(error: Exception, expected: Any) -> None:
     def fail(each: Task, db: Session) -> None:
         insert(each, db)
         raise error
@@ -64,7 +64,7 @@ def test_a_finish_that_does_not_succeed_leaves_nothing(error: Exception, expecte
     assert (state(id_), effects(), leases()) == (expected, {}, 0)
 
 
-def test_a_finish_that_the_database_refuses_is_repeated_or_fails_and_the_handler_is_not_called_again() -> None:
+def test_a_finish_with_a_serialization_failure_is_repeated_without_calling_the_handler_again() -> None:
     called: list[str] = []
 
     def write(each: Task, db: Session) -> None:
@@ -83,7 +83,7 @@ def test_a_finish_that_the_database_refuses_is_repeated_or_fails_and_the_handler
 
 
 @pytest.mark.parametrize("what", ["bad result", "commit", "deferred"])
-def test_a_finish_that_cannot_be_committed_is_the_tasks_failure(what: str) -> None:
+def test_a_finish_that_cannot_be_committed_fails_its_task(what: str) -> None:
     def write(each: Task, db: Session) -> None:
         insert(each, db)
         if what == "commit":
@@ -98,7 +98,7 @@ def test_a_finish_that_cannot_be_committed_is_the_tasks_failure(what: str) -> No
 
 
 @pytest.mark.parametrize("when", ["before", "in"])
-def test_a_lease_that_is_lost_between_the_handler_and_its_last_write_leaves_nothing(when: str) -> None:
+def test_a_lease_lost_before_or_during_the_finish_leaves_no_effect(when: str) -> None:
     def write(each: Task, db: Session) -> None:
         insert(each, db)
         if when == "in":
@@ -118,7 +118,7 @@ def test_a_lease_that_is_lost_between_the_handler_and_its_last_write_leaves_noth
     ("ingest.in_handler=kill@1", False), ("ingest.in_handler=kill@2", False),
     ("ingest.after_effect=kill", False), ("ingest.after_settle=kill", True),
 ])  # fmt: skip
-def test_a_worker_killed_around_its_last_write_leaves_it_with_succeeded_or_not_at_all(
+def test_a_worker_killed_around_the_finish_leaves_it_together_with_succeeded_or_not_at_all(
     place: str, is_done: bool, ledger: ServersOfTests
 ) -> None:
     def work(each: Task) -> Finish:
@@ -128,16 +128,16 @@ def test_a_worker_killed_around_its_last_write_leaves_it_with_succeeded_or_not_a
         (id_,) = submitted(1, TYPE)
         killed([id_], place)
         assert (task(id_)["status"], effects()) == (("SUCCEEDED", {id_: 1}) if is_done else ("RUNNING", {}))
-        taken_over(ledger)
+        reclaim_lost(ledger)
         delivered([id_])
     assert (task(id_)["status"], effects()) == ("SUCCEEDED", {id_: 1})
 
 
-def test_the_time_of_a_task_is_that_of_its_handler_and_its_last_write() -> None:
+def test_the_measured_time_of_a_task_includes_its_handler() -> None:
     spent = metrics.INGEST_TASK_PROCESS_SECONDS.labels("succeeded")._sum
 
     def slow(_each: Task) -> Finish:
-        threading.Event().wait(0.2)  # nobody sets it: this is how long the other side takes
+        threading.Event().wait(0.2)
         return Finish(lambda _db: None)
 
     before = spent.get()

@@ -1,7 +1,8 @@
-"""Partition keys as a state machine: submits, claims, failures, lost workers and operators in any order (P9).
+"""Partition keys as a state machine: submits, claims, failures, lost workers and operators in any order.
 
-After each step: what may run is what the model says, in the order of keys, one holder at a time; every effect is there
-once and after those that it follows; and whoever has become first of its key was woken (P7).
+After each step the ledger must agree with the model: a claim takes the tasks that the model allows, in the order of
+their key, with one holder per key at a time; every effect happened once and in order; and a task that became the first
+of its key was woken.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sqlalchemy.orm import Session
 import settings
 from models.engine import engine
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import Discard, NewTask, Permanent, Snooze, submit_many
 from tasks.core.registry import find, handlers
 from tasks.core.task import Task
@@ -38,11 +39,11 @@ from tasks.execution.batch import Batch
 from tasks.execution.claim import Claim
 from tasks.execution.claim_partitioned import claim_keyed
 from tasks.operations import dead_tasks
-from tasks.recovery.reclaim import take_over
+from tasks.recovery.reclaim import reclaim_leases
 from tests.machines import run_machine
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import clean_sink, handled
+from tests.tasks.deliveries import handled
 from tests.tasks.key_model import BATCHES, MAX_ATTEMPTS, OPEN, SKIPS, WAIT, Turn, admitted, head, in_order
 from tests.tasks.lost_workers import later
 from tests.tasks.work import insert, wakeups
@@ -50,8 +51,10 @@ from tests.tasks.work import insert, wakeups
 HOUR = 3600
 LEASE = HOUR / 2
 KEYS = ("a", "b", "c")
-RESTART = sql("""TRUNCATE ledger.ingest_task, ledger.ingest_task_transition, ledger.task_lease, ledger.task_audit, ledger.outbox_event, public.test_sink,
-               ledger.ledger_clock, ledger.tick RESTART IDENTITY""")
+RESTART = sql("""
+    TRUNCATE ledger.ingest_task, ledger.ingest_task_transition, ledger.task_lease, ledger.task_audit,
+             ledger.outbox_event, ledger.ledger_clock, ledger.tick, public.test_sink RESTART IDENTITY
+""")
 ALL = sql("SELECT id, status, attempt_count, lease_token, isolated, partition_key, key_seq FROM ledger.ingest_task")
 EFFECTS = sql("SELECT task_id FROM public.test_sink ORDER BY ctid")
 ERRORS = {
@@ -61,11 +64,12 @@ ERRORS = {
     "discard": Discard("old"),
 }
 
+pytestmark = pytest.mark.usefixtures("known_handlers")
 claims: Bundle[Claim] = Bundle("claims")
 
 
 class Keys(RuleBasedStateMachine):
-    """Three keys, two types of tasks in them, workers that die, and an operator."""
+    """Three keys with two types of tasks, workers that die, and an operator."""
 
     def __init__(self, stack: ServersOfTests, seen: Counter[str]) -> None:
         super().__init__()
@@ -75,7 +79,7 @@ class Keys(RuleBasedStateMachine):
         self.heads: dict[str, uuid.UUID] = {}
         self.now = self.places = self.last_wakeup = 0
         ALIVE[:] = [self]
-        assert submitter().flush(20)
+        assert after_commit_publisher().wait_until_idle(20)
         with stack.cluster.superuser.begin() as connection:
             connection.execute(RESTART)
 
@@ -107,7 +111,7 @@ class Keys(RuleBasedStateMachine):
         assert {*got.skipped, *got.not_due, *got.left} == set(ids) - set(expected)
         if not got.tasks:
             return multiple()
-        self.seen["ran on"] += bool(set(expected) - set(ids))
+        self.seen["batch was filled"] += bool(set(expected) - set(ids))
         self.seen["several keys at once"] += len({task.partition_key for task in got.tasks}) > 1
         for id_ in expected:
             self.turns[id_].status, self.turns[id_].token = "RUNNING", got.token
@@ -115,32 +119,32 @@ class Keys(RuleBasedStateMachine):
 
     @rule(claim=consumes(claims), data=st.data())
     def run(self, claim: Claim, data: st.DataObject) -> None:
-        """As a worker does; it may be long out of date."""
-        says = st.sampled_from(["succeed"] * 5 + list(ERRORS))
-        self.runs(claim, {task.id: data.draw(says) for task in claim.tasks})
+        """Run a claim as a worker does; its lease may have been lost."""
+        outcomes = st.sampled_from(["succeed"] * 5 + list(ERRORS))
+        self.runs(claim, {task.id: data.draw(outcomes) for task in claim.tasks})
 
     @rule(claim=claims, discard=st.booleans())
     def bury(self, claim: Claim, discard: bool) -> None:
-        """They die, and an operator decides about all the dead."""
+        """Let all tasks of a claim die; then an operator requeues or discards all dead tasks."""
         self.runs(claim, dict.fromkeys((task.id for task in claim.tasks), "die"))
         self.decide([id_ for id_, turn in self.turns.items() if turn.status == "DEAD"], discard)
 
     def runs(self, claim: Claim, plan: dict[uuid.UUID, str]) -> None:
         self.plan = plan
         Batch(engine(), claim, find(claim.tasks[0].type), settings.current()).run()
-        held_up: set[str] = set()
+        blocked: set[str] = set()
         for task in claim.tasks:
             turn = self.turns[task.id]
             if turn.token != claim.token:
                 self.seen["late"] += 1
-                held_up.add(turn.key)
-            elif turn.key in held_up:
-                self.seen["given back behind another"] += 1
+                blocked.add(turn.key)
+            elif turn.key in blocked:
+                self.seen["released behind another"] += 1
                 turn.becomes("QUEUED")
             else:
                 self.settles(turn, self.plan[task.id])
-                if turn.stands:
-                    held_up.add(turn.key)
+                if turn.blocks:
+                    blocked.add(turn.key)
 
     def settles(self, turn: Turn, outcome: str) -> None:
         self.seen[outcome] += 1
@@ -158,7 +162,7 @@ class Keys(RuleBasedStateMachine):
     def workers_are_lost(self) -> None:
         later(self.stack, HOUR)
         self.now += 1
-        take_over(engine(), settings.current())
+        reclaim_leases(engine(), settings.current())
         for token in {turn.token for turn in self.turns.values() if turn.token}:
             lost = [turn for turn in self.turns.values() if turn.token == token]
             self.seen["lost alone" if len(lost) == 1 else "lost with others"] += 1
@@ -217,23 +221,23 @@ class Keys(RuleBasedStateMachine):
             assert (row.lease_token, row.isolated) == (turn.token, turn.isolated)
         for key in KEYS:
             ids = in_order(self.turns, key)
-            assert sorted(ids, key=lambda id_: found[id_].key_seq) == ids, "places are in the order of the model"
+            assert sorted(ids, key=lambda id_: found[id_].key_seq) == ids, "the order differs from the model's"
             running = [turn for turn in map(self.turns.__getitem__, ids) if turn.token]
-            assert len({turn.token for turn in running}) <= 1, "one holder at a time"
+            assert len({turn.token for turn in running}) <= 1, "a key has two holders"
         done = {id_ for id_, turn in self.turns.items() if turn.status == "SUCCEEDED"}
-        assert sorted(effects) == sorted(done), "each effect once, and only with SUCCEEDED"
+        assert sorted(effects) == sorted(done), "an effect is missing, doubled, or without SUCCEEDED"
         by_key: dict[str, list[int]] = defaultdict(list)
         for id_ in effects:
             by_key[self.turns[id_].key].append(self.turns[id_].seq)
-        assert all(places == sorted(places) for places in by_key.values()), "no inversion"
+        assert all(places == sorted(places) for places in by_key.values()), "effects are out of order"
 
     @invariant()
-    def whoever_has_become_first_was_woken(self) -> None:
+    def a_task_that_became_the_first_of_its_key_was_woken(self) -> None:
         first = {key: id_ for key in KEYS if (id_ := head(self.turns, key)) and self.turns[id_].status in OPEN}
         woken = list(wakeups(f"id > {self.last_wakeup}"))
         for key, id_ in first.items():
             if self.heads.get(key) != id_:
-                assert any(id_ in wakeup.ids for wakeup in woken), "it waits for a wake-up that nobody has written"
+                assert any(id_ in wakeup.ids for wakeup in woken), "it was not woken"
                 self.seen["woken for its turn"] += 1
         self.heads = first
         self.last_wakeup = max((wakeup.id for wakeup in woken), default=self.last_wakeup)
@@ -251,13 +255,13 @@ def handle(task: Task, db: Session) -> None:
     ALIVE[0].handle(task, db)
 
 
-@pytest.fixture
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    with clean_sink(), ExitStack() as registered:
+@pytest.fixture(autouse=True)
+def keyed_handlers(ledger: ServersOfTests) -> Iterator[None]:
+    with ExitStack() as registered:
         for type, batch in BATCHES.items():
             how = {"batch": batch, "skip_dead": type == SKIPS, "backoff": [WAIT * HOUR]}
             registered.enter_context(handled(type, handle, **how))
-        yield stack
+        yield
 
 
 def live(stack: ServersOfTests, *, examples: int, steps: int) -> Counter[str]:
@@ -266,19 +270,19 @@ def live(stack: ServersOfTests, *, examples: int, steps: int) -> Counter[str]:
     return seen
 
 
-NOT_TO_BE_MISSED = (
-    "ran on", "several keys at once", "late", "given back behind another", "lost alone", "lost with others", "fail",
-    "requeued at the end", "requeued in its place", "discarded by an operator", "woken for its turn",
+MUST_HAPPEN = (
+    "batch was filled", "several keys at once", "late", "released behind another", "lost alone", "lost with others",
+    "fail", "requeued at the end", "requeued in its place", "discarded by an operator", "woken for its turn",
 )  # fmt: skip
 
 
-def test_whatever_happens_to_keys_they_stay_in_order_and_nobody_waits_for_ever(ledger: ServersOfTests) -> None:
+def test_keys_stay_in_order_and_no_task_waits_for_ever_whatever_happens(ledger: ServersOfTests) -> None:
     seen = live(ledger, examples=10, steps=35)
-    assert [what for what in NOT_TO_BE_MISSED if not seen[what]] == [], seen
+    assert [what for what in MUST_HAPPEN if not seen[what]] == [], seen
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_same_for_much_longer(ledger: ServersOfTests) -> None:
+def test_keys_stay_in_order_for_much_longer(ledger: ServersOfTests) -> None:
     seen = live(ledger, examples=200, steps=60)
-    assert min(seen[what] for what in NOT_TO_BE_MISSED) > 10, seen
+    assert min(seen[what] for what in MUST_HAPPEN) > 10, seen

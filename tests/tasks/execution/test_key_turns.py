@@ -1,4 +1,4 @@
-"""Turns of partition keys where they are easily lost: wake-ups, deadlocks, requeues, and what was seen and rolled back."""
+"""Tasks of a partition key keep their order and their turns: with lost wake-ups, deadlocks, requeues and rollbacks."""
 
 from __future__ import annotations
 
@@ -14,55 +14,56 @@ from sqlalchemy.orm import Session
 import settings
 from models.engine import engine, sessions
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import Discard, NewTask, Permanent, submit, submit_many
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.task import Task
 from tasks.operations import dead_tasks
-from tasks.recovery import lost_wakeups
-from tasks.recovery.reclaim import Reclaimed, take_over
-from tasks.recovery.tick_rows import record_tick
+from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks import deliveries
-from tests.tasks.deliveries import change, claimed, claimed_in_turn, clean_sink, delivered, handled, leases, scalar
+from tests.tasks.deliveries import change, claimed, claimed_in_turn, delivered, handled, leases, scalar
+from tests.tasks.lost_workers import LEASE, later
+from tests.tasks.wakeup_repair import repair_lost_wakeups
 from tests.tasks.work import effects, insert, rows, task, transitions, wakeups
 
-LEASE = 60
-SAID: dict[int, Callable[[Task], None]] = {}  # what the task with this number does beyond its effect
+THEN: dict[int, Callable[[Task], None]] = {}  # by number of the task: what it does after its effect
 RAN: list[int] = []
+pytestmark = pytest.mark.usefixtures("known_handlers")
 
 
 @pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
-    SAID.clear()
+def turn_handler(ledger: ServersOfTests) -> Iterator[None]:
+    THEN.clear()
     RAN.clear()
-    with clean_sink(), handled("test.turn", run, batch=10, backoff=[0]):
-        yield stack
+    with handled("test.turn", run, batch=10, backoff=[0]):
+        yield
 
 
 def run(each: Task, db: Session) -> None:
     insert(each, db)
     RAN.append(each.payload)
-    if each.payload in SAID:
-        SAID[each.payload](each)
+    if each.payload in THEN:
+        THEN[each.payload](each)
 
 
 def fails(error: Exception, *, times: int = 99) -> Callable[[Task], None]:
     left = [error] * times
 
-    def say(_task: Task) -> None:
+    def fail(_task: Task) -> None:
         if left:
             raise left.pop()
 
-    return say
+    return fail
 
 
 def keyed(count: int, *, key: str = "a", type: str = "test.turn", first: int = 0, **how: Any) -> list[uuid.UUID]:
+    """Submit tasks of one partition key, numbered from `first`, and wait until their wake-ups are published."""
     with sessions().begin() as session:
         new = [NewTask(type, n, partition_key=key, **how) for n in range(first, first + count)]
         made = [each.task_id for each in submit_many(session, new)]
-    assert submitter().flush(20)
+    assert after_commit_publisher().wait_until_idle(20)
     return made
 
 
@@ -78,19 +79,11 @@ def last_wakeup() -> int:
     return max((wakeup.id for wakeup in wakeups()), default=0)
 
 
-def lost() -> int:
-    return lost_wakeups.wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0))
-
-
-def later(stack: ServersOfTests, seconds: float) -> None:
-    move(stack, seconds)
-    with engine().begin() as connection:
-        record_tick(connection, "reclaim", holder="test")
-
-
 @pytest.mark.parametrize(("error", "final"), [(Discard("there"), "DISCARDED"), (Permanent("there"), "DEAD")], ids=str)
-def test_what_a_task_saw_of_one_before_it_that_was_rolled_back_decides_nothing(error: Exception, final: str) -> None:
-    """The second says no because of what the first has done, and the first is undone with it."""
+def test_a_verdict_based_on_a_rolled_back_effect_of_an_earlier_task_is_not_settled(
+    error: Exception, final: str
+) -> None:
+    """The second task refuses because of a row of the first, and that row is rolled back together with the batch."""
     seen: list[int] = []
 
     def refuse_what_is_there(each: Task, db: Session) -> None:
@@ -99,34 +92,34 @@ def test_what_a_task_saw_of_one_before_it_that_was_rolled_back_decides_nothing(e
         insert(each, db)
         if each.payload == 1 and there:
             raise error
-        if each.payload == 0 and len(seen) > 1:  # alone, it fails for good
-            raise Discard("after all not")
+        if each.payload == 0 and len(seen) > 1:  # when it runs alone
+            raise Discard("changed its mind")
 
     with handled("test.turn", refuse_what_is_there, batch=10):
         first, second = keyed(2)
         delivered([first])
-    assert statuses([first, second]) == ["DISCARDED", "SUCCEEDED"], f"{final} would be about a row that never was"
+    assert statuses([first, second]) == ["DISCARDED", "SUCCEEDED"], f"{final} would rest on an uncommitted row"
     assert effects() == {second: 1}
 
 
 def test_a_task_that_fails_behind_others_of_its_key_is_settled_after_them() -> None:
-    SAID[2] = fails(RuntimeError("no"))
+    THEN[2] = fails(RuntimeError("no"))
     ids = keyed(4)
     delivered(ids)
     assert statuses(ids) == ["SUCCEEDED", "SUCCEEDED", "RETRYING", "QUEUED"]
     assert task(ids[2])["attempt_count"] == 1
     ended = [scalar("SELECT max(id) FROM ledger.ingest_task_transition WHERE task_id = :id", id=id_) for id_ in ids]
-    assert ended == sorted(ended), "in the order of the key"
+    assert ended == sorted(ended), "settled in the order of the key"
 
 
-def test_a_run_that_loses_one_of_its_tasks_gives_back_what_comes_after_it() -> None:
+def test_when_a_batch_loses_one_task_the_later_ones_of_its_key_are_released() -> None:
     ids = keyed(4)
 
     def lose_the_second(_task: Task) -> None:
         if task(ids[1])["status"] == "RUNNING":
             deliveries.take_away(ids[1])
 
-    SAID[0] = lose_the_second
+    THEN[0] = lose_the_second
     delivered(ids)
     assert statuses(ids) == ["SUCCEEDED", "RUNNING", "QUEUED", "QUEUED"]
     assert set(effects()) == {ids[0]}
@@ -136,17 +129,19 @@ def test_a_run_that_loses_one_of_its_tasks_gives_back_what_comes_after_it() -> N
 def test_a_wakeup_that_is_lost_after_a_long_wait_for_its_turn_is_noticed_after_a_grace(ledger: ServersOfTests) -> None:
     with handled("test.turn", run, batch=1):
         first, second = keyed(2)
-        move(ledger, 7200)  # the first has a long way to go
+        move(ledger, 7200)  # the first task takes two hours
         delivered([first])
     last = last_wakeup()
     move(ledger, 2 * settings.current().ingest_wakeup_grace_ms / 1000)
-    assert lost() == 1
+    assert repair_lost_wakeups() == 1
     assert woken_since(last) == {second}
 
 
-def test_keys_with_nothing_but_skipped_dead_do_not_hide_those_that_come_after_them(ledger: ServersOfTests) -> None:
+def test_a_key_with_only_skipped_dead_tasks_does_not_hide_the_lost_wakeups_of_later_keys(
+    ledger: ServersOfTests,
+) -> None:
     with handled("test.turn", run, batch=1, skip_dead=True):
-        SAID[0] = fails(Permanent("never"))
+        THEN[0] = fails(Permanent("never"))
         delivered(keyed(1, key="a"))
         heads = {keyed(1, key=key, first=1)[0] for key in "bcde"}
         move(ledger, 3600)
@@ -156,29 +151,31 @@ def test_keys_with_nothing_but_skipped_dead_do_not_hide_those_that_come_after_th
             settings.current.cache_clear()
             for _ in range(3):
                 last = last_wakeup()
-                lost()
+                repair_lost_wakeups()
                 woken |= woken_since(last)
-            assert submitter().flush(20)
             settings.current.cache_clear()
     assert woken == heads
 
 
-def test_who_waits_for_a_long_handler_is_woken_less_and_less_often(ledger: ServersOfTests) -> None:
+def test_a_task_behind_a_long_running_one_is_woken_less_and_less_often(ledger: ServersOfTests) -> None:
     first, second = keyed(2)
     change(first, "status = 'RUNNING', lease_token = gen_random_uuid()")
-    waits = []
-    for passed in (0, NEXT_SECONDS, 60, 3600):
-        move(ledger, passed)
+    passed = 0.0
+    for seconds in (0, NEXT_SECONDS, 60, 3600):
+        move(ledger, seconds)
+        passed += seconds
         last = last_wakeup()
         delivered([second])
         (wakeup,) = wakeups(f"id > {last}")
         assert wakeup.due_at is not None
-        waits.append((wakeup.due_at - scalar("SELECT ledger.ledger_now()")).total_seconds())
-    assert waits == [pytest.approx(expected, abs=1.5) for expected in (NEXT_SECONDS, NEXT_SECONDS, 62, 3662)]
+        written_at = scalar("SELECT created_at FROM ledger.outbox_event WHERE id = :id", id=wakeup.id)
+        waited = (written_at - task(second)["updated_at"]).total_seconds()
+        assert waited >= passed
+        assert (wakeup.due_at - written_at).total_seconds() == pytest.approx(max(NEXT_SECONDS, waited))
 
 
-def test_a_successor_that_commits_while_its_predecessor_settles_is_not_forgotten(ledger: ServersOfTests) -> None:
-    """The settling statement has not seen it, and its own wake-up came while the other was not committed."""
+def test_a_task_submitted_while_its_predecessor_settles_is_not_forgotten(ledger: ServersOfTests) -> None:
+    """The settling statement does not see it, and its own wake-up arrives before the predecessor has committed."""
     (first,) = keyed(1)
     claim = claimed_in_turn([first])
     with engine().connect() as settling:
@@ -195,9 +192,7 @@ def test_a_successor_that_commits_while_its_predecessor_settles_is_not_forgotten
     assert claim.tasks
 
 
-def test_a_head_that_is_not_due_holds_its_key_and_its_end_wakeups_at_the_time_of_the_next(
-    ledger: ServersOfTests,
-) -> None:
+def test_a_head_that_is_not_due_blocks_its_key_and_is_woken_at_its_time(ledger: ServersOfTests) -> None:
     with handled("test.turn", run, batch=1):
         (first,) = keyed(1, run_at=None)
         with sessions().begin() as session:
@@ -217,7 +212,7 @@ def test_a_head_that_is_not_due_holds_its_key_and_its_end_wakeups_at_the_time_of
     assert RAN == [0, 1, 2]
 
 
-def test_a_key_may_run_through_queues_types_and_priorities_and_stays_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_with_several_queues_types_and_priorities_stays_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGEST_QUEUES", "ingest,another")
     settings.current.cache_clear()
     with handled("test.other", run, batch=10, queue="another"):
@@ -232,27 +227,27 @@ def test_a_key_may_run_through_queues_types_and_priorities_and_stays_in_order(mo
     assert set(effects().values()) == {1}
 
 
-def test_requeued_tasks_that_were_skipped_keep_their_order_among_themselves() -> None:
+def test_skipped_tasks_keep_their_order_when_they_are_requeued() -> None:
     with handled("test.turn", run, batch=10, skip_dead=True):
         for n in range(8):
-            SAID[n] = fails(Permanent("never"), times=2)
-        with sessions().begin() as session:  # ids of keys are in no order
+            THEN[n] = fails(Permanent("never"), times=2)
+        with sessions().begin() as session:  # the ids of tasks with idempotency keys are not ordered
             new = [NewTask("test.turn", n, key=f"number {n}", partition_key="a") for n in range(8)]
             ids = [each.task_id for each in submit_many(session, new)]
         for _ in range(8):
             delivered(ids)
         assert set(statuses(ids)) == {"DEAD"}
-        SAID.clear()
+        THEN.clear()
         list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=list(reversed(ids))), actor="me"))
         RAN.clear()
         delivered(ids)
     assert list(range(8)) == RAN
 
 
-def test_two_operators_and_a_worker_at_once_leave_a_key_in_order_and_nobody_waiting(ledger: ServersOfTests) -> None:
+def test_a_key_stays_in_order_while_two_operators_requeue_and_discard_its_dead_tasks(ledger: ServersOfTests) -> None:
     with handled("test.turn", run, batch=2, backoff=[0]):
         for n in range(0, 40, 2):
-            SAID[n] = fails(Permanent("never"), times=1)
+            THEN[n] = fails(Permanent("never"), times=1)
         ids = keyed(40)
         stop = threading.Event()
 
@@ -282,11 +277,11 @@ def test_two_operators_and_a_worker_at_once_leave_a_key_in_order_and_nobody_wait
     assert set(effects().values()) == {1}
 
 
-def test_a_batch_of_keys_that_was_lost_runs_alone_and_in_order(ledger: ServersOfTests) -> None:
+def test_the_tasks_of_a_lost_batch_with_keys_run_alone_and_in_order(ledger: ServersOfTests) -> None:
     ids, others = keyed(3), keyed(2, key="b", first=10)
     assert len(claimed_in_turn([ids[0], others[0]]).tasks) == 5
     later(ledger, LEASE + 1)
-    assert take_over(engine(), settings.current()) == Reclaimed(leases=1, isolated=5)
+    assert reclaim_leases(engine(), settings.current()) == Reclaimed(leases=1, isolated=5)
     assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 5
     for _ in range(3):
         delivered([*reversed(ids), *others])
@@ -297,21 +292,21 @@ def test_a_batch_of_keys_that_was_lost_runs_alone_and_in_order(ledger: ServersOf
     assert all(("RUNNING", "RETRYING") in transitions(id_) for id_ in ids)
 
 
-def test_a_task_that_loses_its_last_worker_holds_its_key_or_is_skipped(ledger: ServersOfTests) -> None:
+def test_a_task_that_is_dead_after_losing_its_worker_blocks_its_key_or_is_skipped(ledger: ServersOfTests) -> None:
     for skip, expected in ((False, "QUEUED"), (True, "SUCCEEDED")):
         with handled("test.turn", run, batch=1, skip_dead=skip):
             first, second = keyed(2, key=f"skip {skip}", max_attempts=1)
             claimed_in_turn([first])
             last = last_wakeup()
             later(ledger, LEASE + 1)
-            assert take_over(engine(), settings.current()).charged == 1
+            assert reclaim_leases(engine(), settings.current()).charged == 1
             assert (second in woken_since(last)) is skip
             delivered([second])
             assert statuses([first, second]) == ["DEAD", expected]
 
 
-def test_bulk_submits_with_keys_of_both_kinds_in_opposite_orders_never_wait_for_each_other_for_ever() -> None:
-    """Each has written one key when it meets a lock in its way; then each needs what the other has."""
+def test_bulk_submits_with_both_kinds_of_keys_in_opposite_orders_never_deadlock() -> None:
+    """Each submit has locked one key when it must wait; then each needs the key that the other has."""
     mine = [
         NewTask("test.turn", key, key=key, partition_key=part) for key, part in [("x", "p1"), ("m", "p2"), ("y", "p3")]
     ]
@@ -323,13 +318,13 @@ def test_bulk_submits_with_keys_of_both_kinds_in_opposite_orders_never_wait_for_
         with sessions().begin() as session:
             return sum(each.created for each in submit_many(session, new))
 
-    with engine().connect() as in_the_way, ThreadPoolExecutor(2) as threads:
+    with engine().connect() as blocking, ThreadPoolExecutor(2) as threads:
         for key in ("m", "n"):
-            submit(in_the_way, "test.turn", key, key=key)
+            submit(blocking, "test.turn", key, key=key)
         waiting = [threads.submit(submit_all, new) for new in (mine, yours)]
         while scalar("SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted") < 2:
             assert not any(each.done() for each in waiting)
-        in_the_way.rollback()
+        blocking.rollback()
         assert sorted(each.result(20) for each in waiting) == [1, 3]
     assert len(rows("id")) == 4
 
@@ -356,8 +351,8 @@ def test_bulk_submits_to_overlapping_partition_keys_in_both_orders_never_deadloc
             assert mine == sorted(mine)
 
 
-def test_the_order_of_a_key_is_the_order_of_commits_whatever_is_rolled_back_and_whichever_lane_is_taken() -> None:
-    """Four submitters; each notes its number while it holds the key, so that the notes are the order of commits."""
+def test_the_order_of_a_key_is_the_order_of_commits_for_every_way_to_submit() -> None:
+    """Four threads submit and roll back; each notes its number while it holds the lock of the key."""
     by_sql = sql("SELECT ledger.ingest_submit('test.turn', to_jsonb(CAST(:n AS integer)), partition_key => 'a')")
     committed: list[int] = []
 
@@ -390,8 +385,8 @@ def test_the_order_of_a_key_is_the_order_of_commits_whatever_is_rolled_back_and_
     assert committed == RAN
 
 
-def test_the_first_of_another_key_is_claimed_though_a_message_is_full_of_waiting_ones() -> None:
+def test_a_message_full_of_waiting_tasks_does_not_delay_the_head_of_another_key() -> None:
     ids, other = keyed(30), keyed(1, key="b", first=99)
     delivered([*ids[1:], *other])
     assert RAN == [99]
-    assert claimed([ids[0]]).keyed == [ids[0]], "the other guard leaves it to the one that knows keys"
+    assert claimed([ids[0]]).keyed == [ids[0]], "the claim without keys must leave it to the claim with keys"

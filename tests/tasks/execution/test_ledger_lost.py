@@ -1,16 +1,15 @@
-"""The connection to the ledger is lost: the fence tells what was committed, and nothing runs again that was (P5)."""
+"""A lost connection to the ledger runs no committed task again: the lease token tells what was committed."""
 
 from __future__ import annotations
 
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -19,7 +18,7 @@ from models.engine import engine, make_engine
 from models.sql import sql
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
-from tasks.recovery.reclaim import Reclaimed, take_over
+from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.outbox.publishers.proxy import Proxy
 from tests.servers import ServersOfTests
@@ -36,13 +35,14 @@ from tests.tasks.deliveries import (
     take_away,
     watching,
 )
+from tests.tasks.lost_workers import later
 from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
 
 Script = Callable[[Task, Any], Any]
 
 
 class Line(Proxy):
-    """The way to the ledger. It is cut when a piece of text comes by: before the server gets it, or its answer."""
+    """A proxy for the ledger that breaks a connection at a given text: before the server gets it, or its answer."""
 
     def __init__(self, server: str) -> None:
         self._cut_at: bytes | None = None
@@ -69,7 +69,7 @@ class Line(Proxy):
             target.sendall(data)
 
 
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def through_the_line(line: Line) -> Iterator[Engine]:
 
 
 def cut(db: Session) -> None:
-    """The server ends the connection of this session, which does not know it yet."""
+    """Let the server end the connection of this session; the session does not notice yet."""
     backend = db.execute(sql("SELECT pg_backend_pid()")).scalar_one()
     scalar("SELECT pg_terminate_backend(:pid, 10000)", pid=backend)
 
@@ -128,7 +128,7 @@ def once(script: Script) -> Script:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_batch_that_loses_its_connection_burns_nothing_and_runs_one_by_one(loss: Script) -> None:
+def test_a_batch_that_loses_its_connection_is_not_charged_and_runs_one_by_one(loss: Script) -> None:
     ids = inserting({1: once(loss)}, 3)
     delivered(ids)
     assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 3
@@ -166,7 +166,7 @@ def test_a_commit_that_never_arrived_leaves_no_effect(count: int, line: Line, th
     assert (effects(), leases(), audits()) == ({}, 0, [])
 
 
-def test_one_by_one_only_the_one_that_ran_is_charged_and_the_rest_was_never_started() -> None:
+def test_only_the_task_that_was_running_alone_is_charged_for_a_lost_connection() -> None:
     ids = inserting({0: raising(OnPurpose()), 2: once(noticed)}, 5)
     delivered(ids)
     assert rows("status, attempt_count, isolated") == [
@@ -182,11 +182,11 @@ def test_one_by_one_only_the_one_that_ran_is_charged_and_the_rest_was_never_star
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_failure_whose_settling_lost_its_answer_is_charged_once(
+def test_a_failure_is_charged_once_although_the_answer_to_its_settling_was_lost(
     arrives: bool, line: Line, through_the_line: Engine
 ) -> None:
     def fail(_task: Task, _db: Session) -> None:
-        line.cut_at("COMMIT", but_it_arrives=arrives)  # a rollback comes first
+        line.cut_at("COMMIT", but_it_arrives=arrives)  # the next COMMIT is that of the settling
         raise OnPurpose("on purpose")
 
     (id_,) = inserting({0: fail}, 1)
@@ -197,10 +197,10 @@ def test_a_failure_whose_settling_lost_its_answer_is_charged_once(
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_an_effect_elsewhere_is_settled_although_the_answer_was_lost(
+def test_an_effect_outside_the_ledger_is_settled_although_the_connection_was_lost(
     arrives: bool, line: Line, through_the_line: Engine
 ) -> None:
-    """A handler that is not transactional has had its effect: the line is no reason to have it again."""
+    """The handler has had its effect, so a lost connection must not make it run again."""
     with handled("test.elsewhere", lambda _task: line.cut_at("COMMIT", but_it_arrives=arrives), transactional=False):
         (id_,) = submitted(1, "test.elsewhere")
         ingest(through_the_line, [id_])
@@ -208,39 +208,38 @@ def test_an_effect_elsewhere_is_settled_although_the_answer_was_lost(
     assert (leases(), audits()) == (0, [])
 
 
-def test_what_was_taken_over_while_its_settling_was_lost_lets_nothing_of_its_key_pass(
-    line: Line, through_the_line: Engine
-) -> None:
+def test_a_task_lost_while_it_was_settled_blocks_the_rest_of_its_key(line: Line, through_the_line: Engine) -> None:
     ran: list[int] = []
 
     def lose_the_first(each: Task) -> None:
         ran.append(each.payload)
         line.cut_at("COMMIT", but_it_arrives=False)
 
-    def take_over_both(_context: Any) -> None:
+    def take_away_both(_context: Any) -> None:
         for id_ in ids:
             take_away(id_)
 
     with handled("test.elsewhere", lose_the_first, transactional=False):
         ids = submitted(2, "test.elsewhere", lambda n: n, partition_key="k")
-        with watching(through_the_line, "handle_error", take_over_both):
+        with watching(through_the_line, "handle_error", take_away_both):
             ingest(through_the_line, ids)
     assert ran == [0]
 
 
-def test_an_effect_elsewhere_is_settled_although_other_threads_have_all_connections() -> None:
+def test_an_effect_outside_the_ledger_is_settled_although_all_connections_are_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     small = make_engine(settings.current().database_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    taken: list[Connection] = []
+    monkeypatch.setattr("tasks.execution.unsettled.logger.warning", lambda *_: taken.pop().close())
 
-    def take_the_last(_task: Task) -> None:
-        threading.Timer(0.25, small.connect().close).start()
-
-    with handled("test.elsewhere", take_the_last, transactional=False):
+    with handled("test.elsewhere", lambda _task: taken.append(small.connect()), transactional=False):
         ingest(small, submitted(1, "test.elsewhere"))
     small.dispose()
-    assert (rows(), leases()) == ([("SUCCEEDED", 0)], 0)
+    assert (rows(), leases(), taken) == ([("SUCCEEDED", 0)], 0, [])
 
 
-def test_a_plan_that_the_server_has_dropped_is_no_reason_to_charge_whoever_needed_it() -> None:
+def test_a_task_is_not_charged_for_a_prepared_statement_that_the_server_has_dropped() -> None:
     def drop(each: Task) -> None:
         if each.payload == "drop":
             with engine().begin() as connection:
@@ -258,7 +257,7 @@ def test_a_plan_that_the_server_has_dropped_is_no_reason_to_charge_whoever_neede
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, Reclaimed(1, charged=1)), (3, Reclaimed(1, isolated=3))], ids=str)
-def test_what_cannot_be_given_back_is_left_to_reclaim_with_its_lease(
+def test_tasks_that_cannot_be_released_keep_their_lease_until_it_is_reclaimed(
     count: int, found: Reclaimed, line: Line, through_the_line: Engine, ledger: ServersOfTests
 ) -> None:
     def lose_for_good(_task: Task, _db: Session) -> None:
@@ -269,16 +268,13 @@ def test_what_cannot_be_given_back_is_left_to_reclaim_with_its_lease(
     assert set(rows("status, lease_token IS NULL")) == {("RUNNING", False)}
     assert leases() == 1
     move(ledger, settings.current().ingest_lease_seconds + 1)
-    take_over(engine(), settings.current())  # nobody has looked for long: heartbeats come first (P24)
-    move(ledger, settings.current().ingest_lease_seconds + 1)
-    scalar(
-        "INSERT INTO ledger.tick (name, holder, finished_at) VALUES ('reclaim', 'test', ledger.ledger_now()) RETURNING 1"
-    )
-    assert take_over(engine(), settings.current()) == found
+    reclaim_leases(engine(), settings.current())  # reclaim has not run for long, so it only extends the leases
+    later(ledger, settings.current().ingest_lease_seconds + 1)
+    assert reclaim_leases(engine(), settings.current()) == found
     assert effects() == {}
 
 
-def test_after_a_loss_the_next_message_runs_on_a_new_connection() -> None:
+def test_after_a_lost_connection_the_next_message_runs_on_a_new_one() -> None:
     ids = inserting({0: once(noticed)}, 1)
     delivered(ids)
     good = submitted(5)

@@ -1,4 +1,4 @@
-"""A handler may do anything with its transaction but end it, and whatever it tries costs nobody but itself (P3)."""
+"""A handler must not end its transaction, and however it tries, it harms only its own task."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.tasks.deliveries import are_well, delivered, inserting, leases, scala
 from tests.tasks.work import insert, rows, task
 
 Misuse = Callable[[Task, Any], Any]
-BAD: Final = 2  # its place in a batch of five
-pytestmark = pytest.mark.usefixtures("ledger")
+BAD: Final = 2  # the position of the misbehaving task in a batch of five
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 class _Base(DeclarativeBase):
@@ -27,9 +27,10 @@ class _Base(DeclarativeBase):
 
 
 class Positive(_Base):
-    """A row that the database refuses if it is not."""
+    """A row that the database refuses unless `n` is positive."""
 
     __tablename__ = "test_positive"
+    __table_args__ = {"schema": "public"}  # noqa: RUF012 - as SQLAlchemy declares it
     n: Mapped[int] = mapped_column(primary_key=True)
 
 
@@ -55,7 +56,7 @@ def swallowed_in_the_orm(_task: Task, db: Session) -> None:
 
 @pytest.mark.usefixtures("positive")
 @pytest.mark.parametrize("swallow", [swallowed_in_sql, swallowed_in_the_orm])
-def test_one_that_goes_on_after_an_error_of_the_database_is_charged_and_not_whoever_comes_next(swallow: Misuse) -> None:
+def test_a_task_that_ignores_a_database_error_is_charged_and_not_the_next_one(swallow: Misuse) -> None:
     ids = inserting({BAD: swallow}, 5)
     delivered(ids)
     assert [count for _, count in rows()] == [0, 0, 1, 0, 0]
@@ -64,7 +65,7 @@ def test_one_that_goes_on_after_an_error_of_the_database_is_charged_and_not_whoe
 
 @pytest.mark.usefixtures("positive")
 @pytest.mark.parametrize("swallow", [swallowed_in_sql, swallowed_in_the_orm])
-def test_an_error_that_stayed_in_a_savepoint_is_the_handlers_own_affair(swallow: Misuse) -> None:
+def test_a_database_error_inside_a_savepoint_may_be_ignored(swallow: Misuse) -> None:
     def in_a_savepoint(each: Task, db: Session) -> None:
         savepoint = db.begin_nested()
         swallow(each, db)
@@ -75,7 +76,7 @@ def test_an_error_that_stayed_in_a_savepoint_is_the_handlers_own_affair(swallow:
     are_well(ids)
 
 
-def test_savepoints_are_the_handlers_own() -> None:
+def test_a_handler_may_use_savepoints() -> None:
     def nested(each: Task, db: Session) -> None:
         with db.begin_nested():
             insert(each, db)
@@ -117,15 +118,15 @@ def test_a_handler_that_tries_to_end_the_transaction_is_refused_and_fails(misuse
     are_well(ids, BAD)
 
 
-def test_a_refusal_that_the_handler_swallows_has_changed_nothing() -> None:
+def test_a_refused_commit_that_the_handler_ignores_has_no_effect() -> None:
     ids = inserting({BAD: swallowing(REFUSED["commit"]), 3: swallowing(REFUSED["rollback"])}, 5)
     delivered(ids)
     are_well(ids)
 
 
-def by_sql(*said: str) -> Misuse:
+def by_sql(*statements: str) -> Misuse:
     def script(each: Task, db: Session) -> None:
-        for statement in said:
+        for statement in statements:
             db.execute(text(statement))
         insert(each, db)
 
@@ -147,15 +148,15 @@ BY_OTHER_WAYS: dict[str, Misuse] = {
     "driver.rollback": lambda _, db: db.connection().connection.rollback(),
     "connection.close": lambda _, db: db.connection().close(),
 }
-AND_WRITES_ON: dict[str, Misuse] = {
+WRITES_AFTER_ROLLBACK: dict[str, Misuse] = {
     "ROLLBACK": by_sql("ROLLBACK"),
     "ROLLBACK AND CHAIN": by_sql("ROLLBACK AND CHAIN"),
     "ROLLBACK; BEGIN": by_sql("ROLLBACK; BEGIN"),
-    "transaction.rollback, and on": lambda each, db: _and_on(each, db, db.get_transaction().rollback()),
+    "transaction.rollback": lambda each, db: _write_after(each, db, db.get_transaction().rollback()),
 }
 
 
-def _and_on(each: Task, db: Session, _done: None) -> None:
+def _write_after(each: Task, db: Session, _done: None) -> None:
     insert(each, db)
 
 
@@ -165,19 +166,17 @@ def _quietly(misuse: Misuse, each: Task, db: Session) -> None:
 
 
 @pytest.mark.parametrize("misuse", BY_OTHER_WAYS.values(), ids=BY_OTHER_WAYS)
-def test_whatever_way_a_handler_finds_to_end_the_transaction_its_neighbours_effects_are_there_once(
-    misuse: Misuse,
-) -> None:
-    """A COMMIT in the middle would leave effects without SUCCEEDED, and they would be made again."""
+def test_the_other_effects_of_a_batch_happen_once_however_a_handler_ends_the_transaction(misuse: Misuse) -> None:
+    """A COMMIT in the middle would leave effects without SUCCEEDED, and they would happen again."""
     ids = inserting({BAD: misuse}, 5)
     delivered(ids)
     assert task(ids[BAD])["status"] in ("DEAD", "RETRYING")
     are_well(ids, BAD)
 
 
-@pytest.mark.parametrize("misuse", AND_WRITES_ON.values(), ids=AND_WRITES_ON)
-def test_a_handler_that_rolls_back_and_writes_on_is_dead_and_never_run_again(misuse: Misuse) -> None:
-    """What it wrote afterwards may be there, and nobody can tell."""
+@pytest.mark.parametrize("misuse", WRITES_AFTER_ROLLBACK.values(), ids=WRITES_AFTER_ROLLBACK)
+def test_a_task_that_writes_after_its_own_rollback_is_dead_and_never_runs_again(misuse: Misuse) -> None:
+    """Its later writes may be committed, which cannot be found out."""
     ids = inserting({BAD: misuse}, 5)
     delivered(ids)
     found = task(ids[BAD])
@@ -187,17 +186,17 @@ def test_a_handler_that_rolls_back_and_writes_on_is_dead_and_never_run_again(mis
     are_well(ids, BAD)
 
 
-@pytest.mark.parametrize("said", ["COMMIT", "ROLLBACK"])
-def test_one_that_ends_the_transaction_when_alone_is_dead(said: str) -> None:
-    (id_,) = inserting({0: by_sql(said)}, 1)
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
+def test_a_task_that_ends_the_transaction_while_it_runs_alone_is_dead(statement: str) -> None:
+    (id_,) = inserting({0: by_sql(statement)}, 1)
     delivered([id_])
     assert rows("status, error_code") == [("DEAD", "transaction_misused")]
     assert leases() == 0
 
 
-def test_nothing_of_a_misused_transaction_stays_in_the_pooled_connection() -> None:
-    for said in ("COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"):
-        delivered(inserting({1: by_sql(said)}, 3))
+def test_a_misused_transaction_leaves_the_pooled_connection_clean() -> None:
+    for statement in ("COMMIT", "ROLLBACK", "COMMIT; BEGIN", "ROLLBACK; BEGIN"):
+        delivered(inserting({1: by_sql(statement)}, 3))
     good = submitted(3)
     delivered(good)
     assert {task(id_)["status"] for id_ in good} == {"SUCCEEDED"}

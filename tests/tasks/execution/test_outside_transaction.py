@@ -1,4 +1,4 @@
-"""Handlers outside a transaction: within their limits, interrupted when they are discarded, and alone in that."""
+"""Handlers outside a transaction: their leases, their time limits, and their interruption when the task is lost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 import settings
-from models.engine import at_once, engine
+from models.engine import autocommit, engine
 from models.sql import sql
 from tasks import Finish, LeaseLost
-from tasks.core.lease import Held, Watched
+from tasks.core.lease import HeldLease, WatchedTask
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
 from tasks.execution.heartbeat import heartbeat
 from tasks.execution.limits import SoftLimit, SoftTimeLimit
-from tasks.recovery.reclaim import Reclaimed, take_over
+from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     audits,
@@ -32,19 +32,19 @@ from tests.tasks.deliveries import (
     submitted,
     watching,
 )
-from tests.tasks.lost_workers import later, start_child, taken_over
+from tests.tasks.lost_workers import later, reclaim_lost, start_child
 from tests.tasks.outside import TYPE, ran, state
 from tests.tasks.work import OnPurpose, effects, insert
 
 OPEN = """SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'celeriac' AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"""
 DISCARDED = "status = 'DISCARDED', lease_token = NULL, finished_at = ledger.ledger_now()"
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 def wait_for_ever() -> None:
     threading.Event().wait(20)
-    raise AssertionError("nobody interrupted it")
+    raise AssertionError("it was not interrupted")
 
 
 def interrupt_and_wait(interrupt: Callable[[Exception], None]) -> None:
@@ -52,55 +52,54 @@ def interrupt_and_wait(interrupt: Callable[[Exception], None]) -> None:
     wait_for_ever()
 
 
-def test_no_transaction_is_open_while_the_handler_runs_nor_while_it_uses_steps() -> None:
-    looks: list[int] = []
+def test_no_transaction_is_open_while_the_handler_and_its_steps_run() -> None:
+    counts: list[int] = []
 
-    def look(each: Task) -> None:
-        looks.append(scalar(OPEN))
-        each.step("look", lambda: looks.append(scalar(OPEN)))
+    def count(each: Task) -> None:
+        counts.append(scalar(OPEN))
+        each.step("count", lambda: counts.append(scalar(OPEN)))
         for _ in each.resume("loop", range(2), every=1):
-            looks.append(scalar(OPEN))
+            counts.append(scalar(OPEN))
 
-    with handled(TYPE, look, transactional=False):
+    with handled(TYPE, count, transactional=False):
         delivered(submitted(2, TYPE))
-    assert looks == [0] * 8
+    assert counts == [0] * 8
 
 
-def test_its_lease_is_renewed_over_three_leases_and_nobody_takes_it_over(
+def test_the_lease_of_a_handler_that_runs_for_three_leases_is_renewed(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGEST_LEASE_SECONDS", "1")
     settings.current.cache_clear()
-    looks: list[Reclaimed] = []
+    reclaimed: list[Reclaimed] = []
 
     def take_long(each: Task) -> None:
         until = time.monotonic() + 3.2
-        while time.monotonic() < until:
+        while time.monotonic() < until or len(reclaimed) <= 10:
             later(ledger, 0)
-            looks.append(take_over(engine(), settings.current()))
+            reclaimed.append(reclaim_leases(engine(), settings.current()))
             each.check_lease()
             time.sleep(0.1)
 
     id_ = ran(take_long)
-    assert len(looks) > 10
-    assert set(looks) == {Reclaimed()}
+    assert set(reclaimed) == {Reclaimed()}
     assert state(id_) == ("SUCCEEDED", 0, None)
 
 
-def test_the_soft_limit_is_a_retry_and_the_handler_cleans_up() -> None:
-    cleaned: list[str] = []
+def test_a_handler_that_exceeds_its_soft_limit_cleans_up_and_is_retried() -> None:
+    cleaned_up: list[bool] = []
 
     def slow(_task: Task) -> None:
         try:
             wait_for_ever()
         finally:
-            cleaned.append("up")
+            cleaned_up.append(True)
 
     id_ = ran(slow, soft_limit_seconds=0.1, permanent=[SoftTimeLimit])
-    assert (state(id_), cleaned) == (("RETRYING", 1, "timeout"), ["up"])
+    assert (state(id_), cleaned_up) == (("RETRYING", 1, "timeout"), [True])
 
 
-def test_the_hard_limit_ends_the_process_of_a_handler_that_heeds_nothing(ledger: ServersOfTests) -> None:
+def test_the_hard_limit_ends_the_process_of_a_handler_that_ignores_exceptions(ledger: ServersOfTests) -> None:
     def endless(_task: Task) -> None:
         while True:
             try:
@@ -112,13 +111,13 @@ def test_the_hard_limit_ends_the_process_of_a_handler_that_heeds_nothing(ledger:
         ids = submitted(1, TYPE)
         _, status = os.waitpid(start_child(lambda: ingest(engine(), ids)), 0)
         assert os.WIFSIGNALED(status)
-        assert taken_over(ledger).charged == 1
+        assert reclaim_lost(ledger).charged == 1
     assert state(ids[0]) == ("RETRYING", 1, "worker_lost")
 
 
 @pytest.mark.guarantee
-def test_a_discarded_task_is_interrupted_within_seconds_and_its_neighbours_are_not() -> None:
-    cleaned: list[str] = []
+def test_a_discarded_task_is_interrupted_within_seconds_and_the_others_of_its_batch_are_not() -> None:
+    events: list[str] = []
 
     def work(each: Task) -> Any:
         if each.payload != 1:
@@ -127,25 +126,25 @@ def test_a_discarded_task_is_interrupted_within_seconds_and_its_neighbours_are_n
         try:
             wait_for_ever()
         except LeaseLost:
-            cleaned.append("told")
+            events.append("interrupted")
             raise
         finally:
-            cleaned.append("up")
+            events.append("cleaned up")
         return ""
 
-    started_at = time.monotonic()
     with handled(TYPE, work, transactional=False):
         ids = submitted(4, TYPE, lambda n: n)
+        started_at = time.monotonic()
         delivered(ids)
         assert time.monotonic() - started_at < 5
-        assert cleaned == ["told", "up"]
+        assert events == ["interrupted", "cleaned up"]
         assert [state(id_)[:2] for id_ in ids] == [("SUCCEEDED", 0), ("DISCARDED", 0), ("QUEUED", 0), ("QUEUED", 0)]
-        delivered(ids)  # those for which there was no time
+        delivered(ids)  # the slow batch has left the last two to others
     assert {state(id_)[:2] for id_ in ids[2:]} == {("SUCCEEDED", 0)}
     assert (audits(), leases()) == ([(ids[1], "lease_lost")], 0)
 
 
-def test_a_handler_that_swallows_its_interruption_is_refused_at_the_end() -> None:
+def test_a_handler_that_ignores_its_interruption_cannot_write_at_the_end() -> None:
     def stubborn(each: Task) -> Finish:
         change(each.id, DISCARDED)
         with pytest.raises(LeaseLost):
@@ -156,29 +155,29 @@ def test_a_handler_that_swallows_its_interruption_is_refused_at_the_end() -> Non
     assert (state(id_)[0], effects(), audits()) == ("DISCARDED", {}, [(id_, "late_success")])
 
 
-def test_an_interruption_is_for_its_own_call_and_never_for_the_next() -> None:
-    """The heartbeat's thread decided about a handler that has ended meanwhile."""
+def test_a_late_interruption_never_hits_the_next_call() -> None:
+    """The heartbeat's thread may interrupt a handler that has just ended."""
     with SoftLimit(600) as limit:
         late = limit.interrupter_of_next_call()
         limit.call(lambda: None)
         assert limit.call(lambda: [late(LeaseLost()), "undisturbed"][1]) == "undisturbed"
         assert limit.call(lambda: "after it") == "after it"
         own = limit.interrupter_of_next_call()
-        own(LeaseLost())  # not begun yet
+        own(LeaseLost())  # its call has not begun
         with pytest.raises(LeaseLost):
             limit.call(interrupt_and_wait, own)
 
 
-def test_interruptions_at_the_very_end_of_a_call_hit_it_or_nothing() -> None:
+def test_an_interruption_at_the_very_end_of_a_call_hits_that_call_or_nothing() -> None:
     outcomes = {"done": 0, "interrupted": 0}
     with SoftLimit(600) as limit:
         for step in range(200):
-            shoot, ready = limit.interrupter_of_next_call(), threading.Event()
+            interrupt, ready = limit.interrupter_of_next_call(), threading.Event()
 
-            def fire(shoot: Any = shoot, ready: threading.Event = ready, delay: float = step * 2e-6) -> None:
+            def fire(interrupt: Any = interrupt, ready: threading.Event = ready, delay: float = step * 2e-6) -> None:
                 ready.wait()
                 time.sleep(delay)
-                shoot(LeaseLost())
+                interrupt(LeaseLost())
 
             thread = threading.Thread(target=fire)
             thread.start()
@@ -188,30 +187,30 @@ def test_interruptions_at_the_very_end_of_a_call_hit_it_or_nothing() -> None:
             except LeaseLost:
                 outcomes["interrupted"] += 1
             thread.join()
-            assert limit.call(lambda: "well") == "well"
+            assert limit.call(lambda: "undisturbed") == "undisturbed"
     assert outcomes["done"] + outcomes["interrupted"] == 200
 
 
-def test_a_task_that_ends_while_it_is_looked_at_costs_its_lease_nothing() -> None:
-    """The look finds that it is held no more, since it was settled: that is no loss."""
-    told: list[Exception] = []
+def test_a_task_that_is_settled_during_the_check_does_not_count_as_lost() -> None:
+    """The check finds that its token is gone, because it was settled."""
+    interruptions: list[Exception] = []
     with heartbeat().holding(uuid.uuid4(), time.monotonic() + 60) as held:
-        held.watched = Watched(uuid.uuid4(), told.append)
+        held.watched = WatchedTask(uuid.uuid4(), interruptions.append)
 
         def end(*_: Any) -> None:
             held.watched = None
 
         with watching(heartbeat()._connections(), "before_cursor_execute", end):
             heartbeat().watch()
-        assert (held.is_good, told) == (True, [])
-        held.watched = Watched(uuid.uuid4(), told.append)
+        assert (held.is_good, interruptions) == (True, [])
+        held.watched = WatchedTask(uuid.uuid4(), interruptions.append)
         heartbeat().watch()
-        assert (held.is_good, held.is_lost, len(told)) == (False, False, 1)
+        assert (held.is_good, held.is_lost, len(interruptions)) == (False, False, 1)
         held.watched = None
-        assert held.is_good, "the next task of the same lease is not lost with it"
+        assert held.is_good, "the next task of the same lease must not be lost, too"
 
 
-def test_an_exception_in_the_finally_of_a_handler_is_its_failure_and_the_batch_goes_on() -> None:
+def test_an_exception_in_the_cleanup_of_a_handler_fails_its_task_and_the_batch_continues() -> None:
     def work(each: Task) -> None:
         if each.payload == 0:
             try:
@@ -225,13 +224,13 @@ def test_an_exception_in_the_finally_of_a_handler_is_its_failure_and_the_batch_g
     assert [state(id_)[:2] for id_ in ids] == [("RETRYING", 1), ("SUCCEEDED", 0)]
 
 
-def test_a_connection_whose_user_was_interrupted_does_not_commit_by_itself_for_the_next() -> None:
-    """A time limit may strike while `at_once` puts its connection in order."""
+def test_an_interrupted_autocommit_connection_does_not_stay_in_autocommit_mode() -> None:
+    """A time limit may fire while `autocommit` resets its connection."""
 
     def strike(*_: Any) -> None:
         raise SoftTimeLimit(1)
 
-    with watching(engine(), "rollback", strike), pytest.raises(SoftTimeLimit), at_once(engine()) as connection:
+    with watching(engine(), "rollback", strike), pytest.raises(SoftTimeLimit), autocommit(engine()) as connection:
         before = connection.execute(sql("SELECT pg_backend_pid()")).scalar_one()
     with engine().connect() as connection:
         assert connection.execute(sql("SELECT pg_backend_pid()")).scalar_one() == before
@@ -241,10 +240,10 @@ def test_a_connection_whose_user_was_interrupted_does_not_commit_by_itself_for_t
 
 
 @pytest.mark.parametrize("how", ["error", "cut"])
-def test_a_connection_that_failed_in_a_statement_is_as_good_as_new(how: str) -> None:
+def test_an_autocommit_connection_is_usable_after_a_failed_statement(how: str) -> None:
     statement = "SELECT 1 / 0" if how == "error" else "SELECT pg_terminate_backend(pg_backend_pid())"
     for _ in range(3):
-        with pytest.raises(Exception, match=r"division|terminat"), at_once(engine()) as connection:
+        with pytest.raises(Exception, match=r"division|terminat"), autocommit(engine()) as connection:
             connection.execute(sql(statement))
         with engine().connect() as connection:
             connection.execute(sql("INSERT INTO public.test_sink (note) VALUES ('undone')"))
@@ -252,10 +251,10 @@ def test_a_connection_that_failed_in_a_statement_is_as_good_as_new(how: str) -> 
     assert scalar("SELECT count(*) FROM public.test_sink") == 0
 
 
-def test_a_lease_that_ran_out_for_its_holder_only_is_still_settled_under_its_token() -> None:
+def test_a_lease_past_its_local_deadline_is_still_settled_under_its_token() -> None:
     def overrun(each: Task) -> str:
         assert each.steps is not None
-        held: Held = each.steps.held
+        held: HeldLease = each.steps.held
         held.deadline = 0.0
         return "done"
 

@@ -1,4 +1,4 @@
-"""Partition keys: one at a time, in the order of commits, whatever fails, dies or comes twice (P9)."""
+"""Tasks of one partition key run one at a time, in the order of commits, whatever fails or is delivered twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.driver_values import array
 from models.engine import engine, sessions
 from models.prepared import Prepared
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import Discard, NewTask, Permanent, Snooze, submit, submit_many
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.registry import handlers
@@ -23,31 +23,32 @@ from tasks.core.task import Task
 from tasks.execution.claim import CLAIM
 from tasks.execution.claim_partitioned import CLAIM_KEYED
 from tasks.operations import dead_tasks
-from tasks.operations.task_details import details
-from tasks.operations.why_waiting import Seen, reasons
-from tasks.recovery import lost_wakeups
+from tasks.operations.task_details import read_details
+from tasks.operations.why_waiting import QueueState, reasons
 from tasks.recovery.prune import prune
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import claimed_in_turn, clean_sink, delivered, handled, scalar
+from tests.tasks.deliveries import claimed_in_turn, delivered, handled, scalar
+from tests.tasks.wakeup_repair import repair_lost_wakeups
 from tests.tasks.work import insert, rows, task, transitions, wakeups
 
 RAN: list[tuple[str, Any]] = []
+pytestmark = pytest.mark.usefixtures("known_handlers")
 
 
 @pytest.fixture(autouse=True)
-def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
+def keyed_handler(ledger: ServersOfTests) -> Iterator[None]:
     RAN.clear()
-    with clean_sink(), handled("test.keyed", note, batch=10):
-        yield stack
+    with handled("test.keyed", note, batch=10):
+        yield
 
 
 def note(each: Task, db: Session) -> None:
-    """Does what its payload says, once it has been noted that it ran."""
+    """Record that the task ran, then raise the error that its payload asks for, once."""
     insert(each, db)
     RAN.append((each.partition_key or "", each.payload["n"]))
     error = each.payload.get("error")
-    if error and each.due_at is None:  # the first time
+    if error and each.due_at is None:  # None in the first attempt only
         raise {"fail": RuntimeError("no"), "die": Permanent("never"), "snooze": Snooze(0), "discard": Discard("old")}[
             error
         ]
@@ -58,7 +59,7 @@ def keyed(key: str, count: int = 1, *, first: int = 0, errors: dict[int, str] | 
     payloads = [{"n": n, **({"error": errors[n]} if n in errors else {})} for n in range(first, first + count)]
     with sessions().begin() as session:
         made = submit_many(session, [NewTask("test.keyed", one, partition_key=key, max_attempts=3) for one in payloads])
-    assert submitter().flush(20)
+    assert after_commit_publisher().wait_until_idle(20)
     return [each.task_id for each in made]
 
 
@@ -80,55 +81,54 @@ def last_wakeup() -> int:
 
 
 @pytest.mark.guarantee
-def test_tasks_of_one_key_run_in_the_order_of_their_submits_whatever_order_they_are_delivered_in() -> None:
+def test_tasks_of_one_key_run_in_the_order_of_submits_in_whatever_order_they_are_delivered() -> None:
     ids = keyed("a", 25)
-    for _ in range(3):  # a batch holds ten
+    for _ in range(3):  # a batch has ten tasks
         for id_ in reversed(ids):
             delivered([id_])
     assert ran("a") == list(range(25))
     assert set(statuses(ids)) == {"SUCCEEDED"}
 
 
-def test_a_task_behind_another_is_not_due_however_often_it_is_delivered() -> None:
+def test_a_task_behind_another_is_not_claimed_however_often_it_is_delivered() -> None:
     first, second, third = keyed("a", 3)
     found = claimed_in_turn([third, second])
     assert (found.tasks, found.not_due) == ([], [third, second])
-    assert [each.id for each in claimed_in_turn([first]).tasks] == [first, second, third], (
-        "the head brings what follows it"
-    )
+    found = claimed_in_turn([first])
+    assert [each.id for each in found.tasks] == [first, second, third], "the tasks behind the head fill the batch"
 
 
-def test_a_batch_takes_consecutive_tasks_of_several_keys_and_shares_its_room_fairly() -> None:
+def test_a_batch_takes_consecutive_tasks_of_several_keys_evenly() -> None:
     hot, cold = keyed("hot", 30), keyed("cold", 2)
     found = claimed_in_turn([hot[0], cold[0]])
     by_key = {key: [each.payload["n"] for each in found.tasks if each.partition_key == key] for key in ("hot", "cold")}
     assert by_key == {"hot": list(range(6)), "cold": [0, 1]}
 
 
-def test_a_run_ends_where_another_type_a_later_time_or_an_isolated_task_stands() -> None:
+def test_a_batch_of_a_key_ends_before_an_isolated_task() -> None:
     ids = keyed("a", 4)
     with engine().begin() as connection:
         connection.execute(sql("UPDATE ledger.ingest_task SET isolated = true WHERE id = :id"), {"id": ids[2]})
     assert [each.id for each in claimed_in_turn(ids).tasks] == ids[:2]
 
 
-def test_a_gap_that_somebody_locks_ends_the_run_before_it() -> None:
+def test_a_batch_of_a_key_ends_before_a_locked_task() -> None:
     ids = keyed("a", 4)
-    with engine().connect() as somebody:
-        somebody.execute(sql("SELECT FROM ledger.ingest_task WHERE id = :id FOR UPDATE"), {"id": ids[1]})
+    with engine().connect() as other:
+        other.execute(sql("SELECT FROM ledger.ingest_task WHERE id = :id FOR UPDATE"), {"id": ids[1]})
         found = claimed_in_turn(ids)
     assert [each.id for each in found.tasks] == ids[:1]
 
 
 @pytest.mark.parametrize("error", ["fail", "snooze"])
 @pytest.mark.parametrize("place", [0, 3, 9])
-def test_the_first_that_does_not_succeed_ends_the_run_and_the_rest_waits_for_it(error: str, place: int) -> None:
+def test_after_a_task_that_does_not_succeed_the_rest_of_its_key_is_released(error: str, place: int) -> None:
     ids = keyed("a", 10, errors={place: error})
     with pytest.MonkeyPatch.context() as quick:
         quick.setenv("INGEST_RETRY_BASE_BACKOFF_MS", "0")
         settings.current.cache_clear()
         delivered(ids)
-        assert submitter().flush(20)  # another one belongs to other settings
+        assert after_commit_publisher().wait_until_idle(20)  # with other settings, there is another publisher
         settings.current.cache_clear()
     expected = ["SUCCEEDED"] * place + ["RETRYING"] + ["QUEUED"] * (9 - place)
     assert statuses(ids) == expected
@@ -139,42 +139,42 @@ def test_the_first_that_does_not_succeed_ends_the_run_and_the_rest_waits_for_it(
     assert set(statuses(ids)) == {"SUCCEEDED"}
 
 
-def test_what_is_discarded_makes_way_at_once() -> None:
+def test_a_discarded_task_does_not_block_its_key() -> None:
     ids = keyed("a", 3, errors={1: "discard"})
     delivered(ids)
     assert statuses(ids) == ["SUCCEEDED", "DISCARDED", "SUCCEEDED"]
 
 
 @pytest.mark.guarantee
-def test_a_dead_task_holds_its_key_until_it_is_requeued_or_discarded_and_no_other_key() -> None:
+def test_a_dead_task_blocks_its_own_key_until_it_is_discarded() -> None:
     ids, others = keyed("a", 3, errors={0: "die"}), keyed("b", 1)
     delivered([*ids, *others])
     delivered(ids)
     assert statuses([*ids, *others]) == ["DEAD", "QUEUED", "QUEUED", "SUCCEEDED"]
     last = last_wakeup()
     list(dead_tasks.discard(engine(), dead_tasks.Choice(ids=[ids[0]]), actor="me"))
-    assert woken_since(last) == {ids[1]}, "whoever waited for it is woken"
+    assert woken_since(last) == {ids[1]}, "the next task of the key must be woken"
     delivered([ids[1]])
     assert statuses(ids) == ["DISCARDED", "SUCCEEDED", "SUCCEEDED"]
 
 
-def test_a_dead_task_that_is_pruned_makes_way_and_wakeups_for_whoever_comes_next(
+def test_pruning_a_dead_task_unblocks_its_key_and_wakes_the_next_task(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead, follows = keyed("a", 2, errors={0: "die"})
+    dead, following = keyed("a", 2, errors={0: "die"})
     delivered([dead])
-    assert statuses([dead, follows]) == ["DEAD", "QUEUED"]
+    assert statuses([dead, following]) == ["DEAD", "QUEUED"]
     last = last_wakeup()
     monkeypatch.setenv("INGEST_DEAD_RETENTION_HOURS", "1")
     settings.current.cache_clear()
     move(ledger, 2 * 3600)
     assert prune(engine(), settings.current()).tasks == 1
-    assert woken_since(last) == {follows}
-    delivered([follows])
-    assert statuses([follows]) == ["SUCCEEDED"]
+    assert woken_since(last) == {following}
+    delivered([following])
+    assert statuses([following]) == ["SUCCEEDED"]
 
 
-def test_a_dead_task_that_is_requeued_goes_first() -> None:
+def test_a_requeued_task_runs_before_the_tasks_that_it_blocked() -> None:
     ids = keyed("a", 3, errors={0: "die"})
     delivered(ids)
     list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[ids[0]]), actor="me"))
@@ -184,7 +184,7 @@ def test_a_dead_task_that_is_requeued_goes_first() -> None:
     assert ran("a") == [0, 1, 2]
 
 
-def test_a_handler_may_say_that_the_dead_are_skipped_and_a_requeued_one_comes_last() -> None:
+def test_with_skip_dead_a_dead_task_is_skipped_and_runs_last_when_it_is_requeued() -> None:
     with handled("test.keyed", note, batch=10, skip_dead=True):
         ids = keyed("a", 3, errors={0: "die"})
         last = last_wakeup()
@@ -198,7 +198,7 @@ def test_a_handler_may_say_that_the_dead_are_skipped_and_a_requeued_one_comes_la
         assert [each.id for each in claimed_in_turn([later[0]]).tasks] == [*later, ids[0]]
 
 
-def test_the_dead_that_are_skipped_wakeup_for_whoever_comes_next() -> None:
+def test_a_skipped_dead_task_wakes_the_next_of_its_key() -> None:
     with handled("test.keyed", note, batch=1, skip_dead=True):
         ids = keyed("a", 2, errors={0: "die"})
         last = last_wakeup()
@@ -206,7 +206,7 @@ def test_the_dead_that_are_skipped_wakeup_for_whoever_comes_next() -> None:
         assert woken_since(last) == {ids[1]}
 
 
-def test_a_success_wakeups_for_the_next_of_its_key_and_for_nobody_else() -> None:
+def test_a_success_wakes_only_the_next_task_of_its_key() -> None:
     with handled("test.keyed", note, batch=1):
         ids = keyed("a", 3)
         last = last_wakeup()
@@ -215,8 +215,8 @@ def test_a_success_wakeups_for_the_next_of_its_key_and_for_nobody_else() -> None
         assert task(ids[1])["last_wakeup_at"] > task(ids[1])["created_at"]
 
 
-def test_a_task_that_is_next_in_line_is_woken_once_more_a_little_later() -> None:
-    """Its predecessor may be settling at this very moment, and may not have seen it."""
+def test_the_next_task_of_a_key_is_woken_again_a_little_later() -> None:
+    """Its predecessor may be settling at this moment without seeing it."""
     first, second, third = keyed("a", 3)
     with engine().begin() as connection:
         held = sql("UPDATE ledger.ingest_task SET status = 'RUNNING', lease_token = gen_random_uuid() WHERE id = :id")
@@ -226,10 +226,12 @@ def test_a_task_that_is_next_in_line_is_woken_once_more_a_little_later() -> None
     (wakeup,) = wakeups(f"id > {last}")
     assert wakeup.ids == [second]
     assert wakeup.due_at is not None
-    assert (wakeup.due_at - scalar("SELECT ledger.ledger_now()")).total_seconds() == pytest.approx(NEXT_SECONDS, abs=1)
+    written_at = scalar("SELECT created_at FROM ledger.outbox_event WHERE id = :id", id=wakeup.id)
+    waited = (written_at - task(second)["updated_at"]).total_seconds()
+    assert (wakeup.due_at - written_at).total_seconds() == pytest.approx(max(NEXT_SECONDS, waited))
 
 
-def test_whoever_submits_to_a_key_waits_for_the_commit_of_whoever_did_so_before() -> None:
+def test_a_submit_to_a_key_waits_for_the_commit_of_the_one_before() -> None:
     done: list[str] = []
 
     def second() -> None:
@@ -242,7 +244,7 @@ def test_whoever_submits_to_a_key_waits_for_the_commit_of_whoever_did_so_before(
         other.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         while not scalar(waiting):
-            assert other.is_alive(), "it did not wait"
+            assert other.is_alive(), "the second submit did not wait"
         done.append("first")
         session.commit()
     other.join()
@@ -250,7 +252,7 @@ def test_whoever_submits_to_a_key_waits_for_the_commit_of_whoever_did_so_before(
     assert [payload["n"] for (payload,) in rows("payload", "true ORDER BY key_seq --")] == [0, 1]
 
 
-def test_the_order_in_submit_many_is_the_order_given_whatever_the_types_and_chunks() -> None:
+def test_submit_many_keeps_the_given_order_across_types_and_chunks() -> None:
     with handled("test.another", note):
         given = [
             NewTask(("test.keyed", "test.another")[n % 2], {"n": n}, partition_key=f"k{n % 3}") for n in range(2500)
@@ -264,7 +266,7 @@ def test_the_order_in_submit_many_is_the_order_given_whatever_the_types_and_chun
         assert len(order) > 800
 
 
-def test_sql_submits_to_a_key_too_and_refuses_a_bad_one() -> None:
+def test_sql_can_submit_to_a_key_and_refuses_an_empty_one() -> None:
     with engine().begin() as connection:
         first, second = (
             connection.execute(
@@ -279,18 +281,18 @@ def test_sql_submits_to_a_key_too_and_refuses_a_bad_one() -> None:
         connection.execute(sql("SELECT ledger.ingest_submit('test.keyed', '{}', partition_key => '')"))
 
 
-def test_a_hundred_thousand_waiting_tasks_of_one_key_are_in_nobodys_way() -> None:
-    """What a claim reads does not grow with them: neither that of another key, nor that of tasks without a key."""
+def test_a_hundred_thousand_waiting_tasks_of_one_key_do_not_slow_down_other_claims() -> None:
+    """The number of rows that a claim reads does not grow with them, with or without a key."""
     many = sql("""
         INSERT INTO ledger.ingest_task (id, type, payload, context, partition_key, key_seq, last_wakeup_at)
         SELECT gen_random_uuid(), 'test.keyed', '{"n": 1}', '{}', 'hot', nextval('ledger.ingest_task_key_seq'),
                (SELECT ledger.ledger_now()) FROM generate_series(1, 100000)""")
     with engine().begin() as connection:
         connection.execute(many)
-        connection.execute(sql("ANALYZE ingest_task"))
+        connection.execute(sql("ANALYZE ledger.ingest_task"))
     (cold,) = keyed("cold")
-    (head, behind) = (scalar(f"SELECT id FROM ledger.ingest_task WHERE partition_key = 'hot' ORDER BY key_seq {way} LIMIT 1")
-                      for way in ("ASC", "DESC"))  # fmt: skip
+    of_hot = "SELECT id FROM ledger.ingest_task WHERE partition_key = 'hot' ORDER BY key_seq"
+    head, behind = scalar(f"{of_hot} ASC LIMIT 1"), scalar(f"{of_hot} DESC LIMIT 1")
     with sessions().begin() as session:
         plain = submit(session, "test.keyed", {"n": 7}).task_id
     assert max(rows_read(CLAIM_KEYED, [id_]) for id_ in (cold, head, behind)) < 100
@@ -300,7 +302,7 @@ def test_a_hundred_thousand_waiting_tasks_of_one_key_are_in_nobodys_way() -> Non
 
 
 def rows_read(statement: Prepared, ids: list[uuid.UUID]) -> int:
-    """Rows of tasks that a claim of these ids looks at, thrown away ones included."""
+    """Return how many rows of tasks a claim of these ids reads, including those that a filter removes."""
     values: dict[str, Any] = {
         "ids": array(ids),
         "types": "{test.keyed}",
@@ -323,18 +325,16 @@ def _read(node: dict[str, Any]) -> Iterator[int]:
         yield from _read(below)
 
 
-def test_the_wakeup_of_a_head_that_was_lost_is_noticed_and_that_of_those_behind_it_is_not(
-    stack: ServersOfTests,
-) -> None:
+def test_only_the_heads_of_keys_are_woken_again_when_wakeups_were_lost(stack: ServersOfTests) -> None:
     a, b = keyed("a", 3), keyed("b", 2)
     move(stack, 3600)
     last = last_wakeup()
-    assert lost_wakeups.wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0)) == 2
+    assert repair_lost_wakeups() == 2
     assert woken_since(last) == {a[0], b[0]}
     assert transitions(a[0]) == [(None, "QUEUED")]
 
 
-def test_all_keys_are_looked_at_in_turn_when_there_are_more_than_one_look_takes(stack: ServersOfTests) -> None:
+def test_all_keys_are_searched_for_lost_wakeups_in_several_ticks(stack: ServersOfTests) -> None:
     heads = [keyed(f"key {n:02}")[0] for n in range(5)]
     move(stack, 3600)
     with pytest.MonkeyPatch.context() as small:
@@ -343,22 +343,21 @@ def test_all_keys_are_looked_at_in_turn_when_there_are_more_than_one_look_takes(
         woken: set[uuid.UUID] = set()
         for _ in range(3):
             last = last_wakeup()
-            lost_wakeups.wake_again(engine(), settings.current(), depths=lambda queues: dict.fromkeys(queues, 0))
+            repair_lost_wakeups()
             woken |= woken_since(last)
-        assert submitter().flush(20)
         settings.current.cache_clear()
     assert woken == set(heads)
 
 
-def test_show_names_what_stands_before_a_task() -> None:
+def test_the_task_that_blocks_a_key_is_named_as_the_reason() -> None:
     ids = keyed("a", 4, errors={0: "die"})
     delivered([ids[0]])
     with engine().connect() as connection:
-        found = details(connection, ids[3])
+        found = read_details(connection, ids[3])
     assert found.blocker is not None
     assert (found.blocker.task_id, found.blocker.ahead, found.blocker.status) == (ids[0], 3, "DEAD")
-    look = lambda _queue: Seen(0, frozenset({"w"}))  # noqa: E731
-    (why,) = reasons(found, settings.current(), known_types=handlers(), look=look)
+    consumed = QueueState(0, frozenset({"w"}))
+    (why,) = reasons(found, settings.current(), known_types=handlers(), read_queue=lambda _queue: consumed)
     assert why.code == "not_its_turn"
-    assert f"behind 3 others of its partition key 'a'; the first is {ids[0]}" in why.message
+    assert f"3 tasks are ahead of it in partition key 'a'; the first is {ids[0]}" in why.message
     assert "requeue-dead" in why.message

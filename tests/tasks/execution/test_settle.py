@@ -1,4 +1,4 @@
-"""Settling: the rules of the seed word for word, and nothing written under a lost lease."""
+"""Settling: attempts, waits and final states, and no write under a lost lease."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 import settings
 from models.engine import engine
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import Discard, Permanent, Snooze, TryLater
 from tasks.core.outcomes import (
     Dead,
@@ -60,7 +60,7 @@ EVERY_OUTCOME: list[Outcome] = [
     Isolated("lost"),
 ]
 LETTERS = "SELECT destination, payload, status FROM ledger.outbox_event WHERE payload ? 'dead' ORDER BY id"
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_under_a_lost_token_no_outcome_is_written(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda outcome: type(outcome).__name__)
 def test_a_second_settling_under_the_same_token_writes_nothing(outcome: Outcome) -> None:
-    """A token that was settled is as dead as one that was taken away, also when the task runs again."""
+    """A token is invalid after its task was settled, also when the task runs again."""
     ids = submitted(2)
     first = claimed(ids)
     settled(first, outcome)
@@ -122,7 +122,7 @@ def test_a_second_settling_under_the_same_token_writes_nothing(outcome: Outcome)
         assert set(rows("status")) == {("RUNNING",)}
 
 
-def test_a_settling_that_is_not_the_last_leaves_the_lease() -> None:
+def test_a_settling_that_is_not_the_last_one_keeps_the_lease() -> None:
     claim = claimed(submitted(2))
     settled(claim, Succeeded(), is_last=False)
     assert leases() == 1
@@ -145,8 +145,8 @@ def test_several_outcomes_are_settled_together_and_the_lease_ends_with_them() ->
     assert leases() == 0
 
 
-def test_a_holder_that_settles_while_reclaim_takes_over_waits_and_is_refused() -> None:
-    """Both lock the lease before its tasks; the other way round the server would end one of them."""
+def test_a_holder_that_settles_during_reclaim_waits_and_is_refused() -> None:
+    """Both lock the lease before its tasks; otherwise they would deadlock."""
     claim = claimed(submitted(3))
     with Session(engine()) as reclaim, Session(engine()) as late, ThreadPoolExecutor(1) as thread:
         reclaim.execute(sql("SELECT FROM ledger.task_lease FOR UPDATE"))
@@ -154,14 +154,15 @@ def test_a_holder_that_settles_while_reclaim_takes_over_waits_and_is_refused() -
         backend = pid(late.connection())
         answer = thread.submit(settlement(claim).settle, late, outcomes, is_last=True)
         wait_until_blocked(backend)
-        assert len(settlement(claim).isolate(reclaim, claim.tasks, "lost")) == 3
+        lost = [(each, Isolated("lost")) for each in claim.tasks]
+        assert len(settlement(claim).settle(reclaim, lost, is_last=True)) == 3
         reclaim.commit()
         assert answer.result() == {}
         late.commit()
     assert set(rows()) == {("RETRYING", 0)}
 
 
-def test_reclaim_that_comes_while_a_holder_settles_finds_nothing() -> None:
+def test_reclaim_skips_a_lease_whose_holder_is_settling() -> None:
     ids = submitted(3)
     claim = claimed(ids)
     with Session(engine()) as holder, Session(engine()) as reclaim:
@@ -191,15 +192,15 @@ def test_a_task_is_dead_exactly_at_its_last_attempt(most: int, ledger: ServersOf
     assert effects() == {}
 
 
-def test_with_an_empty_dlq_queue_a_dead_task_writes_no_letter(setting: Any) -> None:
+def test_without_a_dead_letter_queue_a_dead_task_writes_no_dead_letter(setting: Any) -> None:
     setting(INGEST_DLQ_QUEUE="")
     delivered(inserting({0: raising(Permanent("no"))}, 1))
     assert rows("status") == [("DEAD",)]
     assert letters() == []
 
 
-def test_the_wait_doubles_up_to_its_cap(setting: Any, ledger: ServersOfTests) -> None:
-    """seeds/000 section 2.3: backoff(attempt) = min(base · 2^(attempt−1), cap)."""
+def test_the_backoff_doubles_up_to_its_maximum(setting: Any, ledger: ServersOfTests) -> None:
+    """backoff(attempt) = min(base · 2^(attempt−1), maximum)"""
     setting(INGEST_RETRY_BASE_BACKOFF_MS=1500, INGEST_RETRY_MAX_BACKOFF_MS=10_000, INGEST_RETRY_JITTER=0)
     (id_,) = inserting({0: raising(OnPurpose())}, 1)
     waits = []
@@ -211,7 +212,7 @@ def test_the_wait_doubles_up_to_its_cap(setting: Any, ledger: ServersOfTests) ->
     assert waits == [1.5, 3.0, 6.0, 10.0, 10.0, 10.0]
 
 
-def test_a_handler_may_say_how_long_to_wait_and_the_last_counts_on(ledger: ServersOfTests) -> None:
+def test_the_last_backoff_of_a_handler_is_used_for_all_further_attempts(ledger: ServersOfTests) -> None:
     with handled("test.patient", lambda _task, _db: 1 / 0, backoff=[60, 0.25, 300]):
         (id_,) = submitted(1, "test.patient")
         waits = []
@@ -222,16 +223,16 @@ def test_a_handler_may_say_how_long_to_wait_and_the_last_counts_on(ledger: Serve
     assert waits == [60, 0.25, 300, 300, 300]
 
 
-def test_with_no_backoff_a_failed_task_is_due_at_once_and_woken_without_the_relay(
+def test_without_backoff_a_failed_task_is_due_at_once_and_woken_without_the_relay(
     setting: Any, ledger: ServersOfTests
 ) -> None:
     setting(INGEST_RETRY_BASE_BACKOFF_MS=0, INGEST_RETRY_MAX_BACKOFF_MS=0)
     (id_,) = inserting({0: raising(OnPurpose())}, 1, max_attempts=3)
-    assert submitter().flush(20)
+    assert after_commit_publisher().wait_until_idle(20)
     ledger.flush_redis()
     delivered([id_])
     assert wait_of(id_) == 0
-    assert submitter().flush(20)
+    assert after_commit_publisher().wait_until_idle(20)
     assert woken(ledger) == [[str(id_)]]
     assert [wakeup.status for wakeup in wakeups()] == ["SENT", "SENT"]
     delivered([id_])
@@ -240,7 +241,7 @@ def test_with_no_backoff_a_failed_task_is_due_at_once_and_woken_without_the_rela
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 3600])
-def test_a_snooze_burns_no_attempt_however_often(seconds: float, ledger: ServersOfTests) -> None:
+def test_a_snooze_never_counts_as_an_attempt(seconds: float, ledger: ServersOfTests) -> None:
     (id_,) = inserting({0: raising(Snooze(seconds))}, 1, max_attempts=1)
     for _ in range(3):
         delivered([id_])
@@ -252,9 +253,7 @@ def test_a_snooze_burns_no_attempt_however_often(seconds: float, ledger: Servers
 
 
 @pytest.mark.parametrize(("seconds", "waits"), [(0, 1), (0.5, 1), (3600, 3600)])
-def test_a_failure_that_says_when_to_come_back_burns_an_attempt_and_waits_at_least_so_long(
-    seconds: float, waits: float
-) -> None:
+def test_try_later_counts_as_an_attempt_and_waits_at_least_as_long_as_it_says(seconds: float, waits: float) -> None:
     ids = inserting({1: raising(TryLater("too many of us", seconds))}, 3, max_attempts=2)
     delivered(ids)
     assert rows() == [("SUCCEEDED", 0), ("RETRYING", 1), ("SUCCEEDED", 0)]
@@ -263,7 +262,7 @@ def test_a_failure_that_says_when_to_come_back_burns_an_attempt_and_waits_at_lea
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e300, 4e9, "soon", None])
-def test_a_snooze_that_no_clock_can_show_is_a_failure_of_its_own(seconds: Any) -> None:
+def test_a_snooze_with_an_impossible_duration_fails_only_its_own_task(seconds: Any) -> None:
     ids = inserting({1: lambda *_: Snooze(seconds)}, 3)
     delivered(ids)
     assert rows() == [("SUCCEEDED", 0), ("RETRYING", 1), ("SUCCEEDED", 0)]
@@ -278,7 +277,7 @@ def test_a_discarded_task_keeps_the_reason_and_no_error() -> None:
     assert transitions(id_, "message")[-1][0].startswith("not\N{REPLACEMENT CHARACTER}needed x")
 
 
-def test_a_success_after_failures_keeps_the_count_and_forgets_the_error() -> None:
+def test_a_success_after_failures_keeps_the_attempts_and_clears_the_error() -> None:
     (id_,) = inserting({}, 1)
     change(id_, "last_error = 'before', error_message = 'before', error_code = 'timeout', attempt_count = 3")
     delivered([id_])
@@ -288,7 +287,7 @@ def test_a_success_after_failures_keeps_the_count_and_forgets_the_error() -> Non
 
 
 @pytest.mark.parametrize(
-    ("does", "said"),
+    ("does", "expected"),
     [
         (lambda *_: {"ok": 1}, ("SUCCEEDED", 0, None)),
         (raising(Discard("old")), ("DISCARDED", 0, None)),
@@ -296,21 +295,20 @@ def test_a_success_after_failures_keeps_the_count_and_forgets_the_error() -> Non
     ],
     ids=["succeeded", "discarded", "dead"],
 )
-def test_whoever_asked_to_be_notified_is_told_the_final_status(does: Any, said: tuple[Any, ...], setting: Any) -> None:
+def test_the_notify_destination_gets_the_final_status(does: Any, expected: tuple[Any, ...], setting: Any) -> None:
     setting(OUTBOX_DESTINATIONS='{"crm": "redis:crm"}')
     (id_,) = scripted(does, notify="crm")
     delivered([id_])
     with engine().begin() as connection:
-        told = (
-            connection.execute(sql("SELECT payload FROM ledger.outbox_event WHERE destination = 'crm'")).scalars().all()
-        )
-    status, attempts, error = said
-    assert told == [
+        statement = sql("SELECT payload FROM ledger.outbox_event WHERE destination = 'crm'")
+        events = connection.execute(statement).scalars().all()
+    status, attempts, error = expected
+    assert events == [
         {"taskId": str(id_), "type": "test.scripted", "status": status, "attemptCount": attempts, "errorMessage": error}
     ]
 
 
-def test_an_audit_says_what_has_become_of_the_task() -> None:
+def test_an_audit_records_the_current_state_of_the_task() -> None:
     ids = submitted(2)
     claim = claimed(ids)
     change(ids[0], "status = 'DEAD', lease_token = NULL, finished_at = ledger.ledger_now()")

@@ -1,4 +1,4 @@
-"""A worker that stops gives back what it has, and burns nothing; a handler that only says so has failed (P12)."""
+"""A worker that stops releases its tasks without charging them; a handler that raises SystemExit itself fails."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.servers import ServersOfTests
 from tests.tasks.deliveries import audits, counted, delivered, handled, inserting, leases, raising, scripted, submitted
 from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
 
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 @pytest.fixture
-def told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a child that has got its signal."""
+def worker_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process look like a child of a worker that has received its signal."""
     monkeypatch.setattr("tasks.execution.stopping.terminate_handler_fired", lambda: True)
 
 
-@pytest.mark.usefixtures("told_to_end")
+@pytest.mark.usefixtures("worker_stops")
 @pytest.mark.parametrize("stop", [SystemExit(0), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_worker_that_stops_gives_everything_back_and_burns_nothing(stop: BaseException, place: int) -> None:
+def test_a_worker_that_stops_releases_all_tasks_without_charging_them(stop: BaseException, place: int) -> None:
     ids = inserting({place: raising(stop)}, 5)
     before = counted()
     with pytest.raises(type(stop)):
@@ -49,14 +49,14 @@ def test_a_worker_that_stops_gives_everything_back_and_burns_nothing(stop: BaseE
     ids=repr,
 )
 @pytest.mark.parametrize("place", ["failpoint", "_wake_again", "Batch"])
-def test_a_worker_that_stops_between_a_claim_and_its_batch_gives_it_back(
+def test_a_worker_that_stops_between_claim_and_batch_releases_its_tasks(
     stop: BaseException, expected: str, place: str, ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def strike(*_: Any, **__: Any) -> None:
         raise stop
 
     ids = submitted(3)
-    monkeypatch.setattr(f"tasks.ingest.{place}", strike)
+    monkeypatch.setattr(f"tasks.execution.deliver.{place}", strike)
     with pytest.raises(type(stop)):
         delivered(ids)
     monkeypatch.undo()
@@ -66,7 +66,7 @@ def test_a_worker_that_stops_between_a_claim_and_its_batch_gives_it_back(
     assert effects() == dict.fromkeys(ids, 1)
 
 
-def test_a_worker_that_stops_while_it_reads_what_it_has_claimed_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_stops_while_it_reads_its_claim_releases_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     def strike(*_: Any) -> None:
         raise SystemExit
 
@@ -77,8 +77,8 @@ def test_a_worker_that_stops_while_it_reads_what_it_has_claimed_gives_it_back(mo
     assert (rows(), leases()) == ([("QUEUED", 0)], 0)
 
 
-@pytest.mark.usefixtures("told_to_end")
-def test_a_worker_that_stops_one_by_one_keeps_what_is_settled() -> None:
+@pytest.mark.usefixtures("worker_stops")
+def test_a_worker_that_stops_while_it_runs_tasks_one_by_one_keeps_the_settled_ones() -> None:
     ids = inserting({0: raising(OnPurpose()), 3: raising(SystemExit())}, 5)
     with pytest.raises(SystemExit):
         delivered(ids)
@@ -88,21 +88,21 @@ def test_a_worker_that_stops_one_by_one_keeps_what_is_settled() -> None:
 
 
 @pytest.fixture
-def deaf_to_keys() -> Iterator[None]:
-    """As in a child of a worker: Ctrl-C is its parent's matter."""
+def ignoring_ctrl_c() -> Iterator[None]:
+    """Ignore SIGINT, as a child of a worker does: only its parent handles Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-NO_EXCEPTIONS = [asyncio.CancelledError(), GeneratorExit(), SystemExit(1), KeyboardInterrupt()]
+BASE_EXCEPTIONS = [asyncio.CancelledError(), GeneratorExit(), SystemExit(1), KeyboardInterrupt()]
 
 
-@pytest.mark.usefixtures("deaf_to_keys")
+@pytest.mark.usefixtures("ignoring_ctrl_c")
 @pytest.mark.parametrize("transactional", [True, False])
-@pytest.mark.parametrize("error", NO_EXCEPTIONS, ids=repr)
-def test_what_is_no_exception_but_the_handlers_own_is_a_failure(error: BaseException, transactional: bool) -> None:
-    """It would be given back for ever, burn nothing, and end a process each time."""
+@pytest.mark.parametrize("error", BASE_EXCEPTIONS, ids=repr)
+def test_a_base_exception_raised_by_the_handler_itself_is_a_failure(error: BaseException, transactional: bool) -> None:
+    """Otherwise the task would be released without being charged, and end a process, again and again."""
 
     def outside(each: Task) -> None:
         if each.payload == 1:
@@ -122,8 +122,8 @@ def test_what_is_no_exception_but_the_handlers_own_is_a_failure(error: BaseExcep
     assert str(task(ids[1])["error_message"]).startswith(type(error).__name__)
 
 
-@pytest.mark.usefixtures("told_to_end")
-def test_a_worker_that_stops_elsewhere_gives_the_rest_back() -> None:
+@pytest.mark.usefixtures("worker_stops")
+def test_a_worker_that_stops_in_a_non_transactional_handler_releases_the_rest() -> None:
     def stop(each: Task) -> None:
         if each.payload == 1:
             raise SystemExit
@@ -136,9 +136,9 @@ def test_a_worker_that_stops_elsewhere_gives_the_rest_back() -> None:
     assert leases() == 0
 
 
-@pytest.mark.usefixtures("told_to_end")
+@pytest.mark.usefixtures("worker_stops")
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_handler_that_fails_to_clean_up_for_a_worker_that_stops_does_not_keep_it(transactional: bool) -> None:
+def test_a_handler_whose_cleanup_fails_does_not_prevent_its_worker_from_stopping(transactional: bool) -> None:
     def outside(each: Task) -> None:
         if each.payload == 1:
             try:
@@ -157,8 +157,8 @@ def test_a_handler_that_fails_to_clean_up_for_a_worker_that_stops_does_not_keep_
     assert leases() == 0
 
 
-@pytest.mark.usefixtures("told_to_end")
-def test_a_verdict_of_a_handler_that_is_told_to_end_is_heeded() -> None:
+@pytest.mark.usefixtures("worker_stops")
+def test_a_verdict_that_a_handler_raises_while_its_worker_stops_is_settled() -> None:
     def snooze(_task: Task, _db: Any) -> None:
         try:
             raise SystemExit
@@ -169,7 +169,7 @@ def test_a_verdict_of_a_handler_that_is_told_to_end_is_heeded() -> None:
     assert rows() == [("RETRYING", 0)]
 
 
-def test_a_worker_whose_handlers_run_in_its_main_process_gives_back_what_ends_with_it() -> None:
+def test_a_worker_that_runs_handlers_in_its_main_process_releases_its_tasks_when_it_stops() -> None:
     ids = inserting({1: raising(WorkerTerminate(1))}, 3)
     with pytest.raises(WorkerTerminate):
         delivered(ids)
@@ -178,10 +178,10 @@ def test_a_worker_whose_handlers_run_in_its_main_process_gives_back_what_ends_wi
 
 @pytest.mark.parametrize("error", [None, SystemExit(0), OnPurpose()], ids=repr)
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_child_that_a_handler_has_forked_ends_with_it_and_has_nothing_to_say(
+def test_a_process_that_a_handler_forks_ends_with_the_handler_and_settles_nothing(
     error: BaseException | None, transactional: bool
 ) -> None:
-    said: list[int] = []
+    exit_codes: list[int] = []
     parent = os.getpid()
 
     def outside(_task: Task) -> None:
@@ -189,7 +189,7 @@ def test_a_child_that_a_handler_has_forked_ends_with_it_and_has_nothing_to_say(
             if error:
                 raise error
             return
-        said.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        exit_codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     def inside(each: Task, _db: Any) -> None:
         outside(each)
@@ -200,5 +200,5 @@ def test_a_child_that_a_handler_has_forked_ends_with_it_and_has_nothing_to_say(
         finally:
             if os.getpid() != parent:
                 os._exit(99)
-    assert said == [int(isinstance(error, OnPurpose))]
+    assert exit_codes == [int(isinstance(error, OnPurpose))]
     assert (rows(), leases()) == ([("SUCCEEDED", 0)], 0)

@@ -1,7 +1,7 @@
-"""The life of tasks as a state machine: workers, reclaim and operators in any order, beside a model that is sure.
+"""Tasks as a state machine: workers, reclaim and operators act in any order, and a model predicts the result.
 
-Real connections, the real guard, settlement, batch, reclaim and dead letters; the sink has no unique key. Time is moved
-in whole hours and everything falls due at half hours, so that the seconds a run takes decide nothing.
+Claim, batch, settling, reclaim and requeue are production's, on real connections; the table of effects has no unique
+key. Time moves in whole hours and everything is due at half hours, so the speed of the machine does not matter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqlalchemy.orm import Session
 import settings
 from models.engine import make_engine
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from tasks import NewTask, submit_many
 from tasks.core.outcomes import Succeeded
 from tasks.core.registry import find
@@ -41,7 +41,7 @@ from tasks.execution.heartbeat import RENEW
 from tasks.execution.settle import Settlement
 from tasks.execution.transaction import handler_session
 from tasks.operations import dead_tasks
-from tasks.recovery.reclaim import take_over
+from tasks.recovery.reclaim import reclaim_leases
 from tasks.recovery.tick_rows import record_tick
 from tests.machines import run_machine
 from tests.outbox.ledger import move
@@ -62,19 +62,21 @@ from tests.tasks.task_model import (
 from tests.tasks.work import insert
 
 LEASE = HOUR / 2
-RESTART = sql("""TRUNCATE ledger.ingest_task, ledger.ingest_task_transition, ledger.task_lease, ledger.task_audit, ledger.outbox_event, public.test_sink,
-               ledger.ledger_clock, ledger.tick RESTART IDENTITY""")
+RESTART = sql("""
+    TRUNCATE ledger.ingest_task, ledger.ingest_task_transition, ledger.task_lease, ledger.task_audit,
+             ledger.outbox_event, ledger.ledger_clock, ledger.tick, public.test_sink RESTART IDENTITY
+""")
 LOCK = sql("SELECT FROM ledger.ingest_task WHERE id = ANY(:ids) FOR UPDATE")
-# Each task, the history it has, whether its last change and that of its history are one commit, and its last wake-up.
+# Each task with its history, whether task and history were last changed in one commit, and whether it was woken then.
 ALL = sql("""
-    SELECT task.*, history.ways, history.attempts, history.transaction = task.xmin::text AS is_one_commit,
+    SELECT task.*, history.transitions, history.attempts, history.transaction = task.xmin::text AS is_one_commit,
            (SELECT count(*) FROM public.test_sink WHERE task_id = task.id) AS effects,
            EXISTS (SELECT FROM ledger.outbox_event wakeup WHERE wakeup.created_at = task.updated_at
                    AND wakeup.payload -> 'ids' ? task.id::text
                    AND coalesce(wakeup.next_retry_at, '-infinity')
                        IN (coalesce(task.next_retry_at, '-infinity'), '-infinity')) AS is_woken
     FROM ledger.ingest_task task CROSS JOIN LATERAL (
-        SELECT array_agg(concat(from_status, '>', to_status) ORDER BY id) AS ways,
+        SELECT array_agg(concat(from_status, '>', to_status) ORDER BY id) AS transitions,
                array_agg(attempt_count ORDER BY id) AS attempts,
                (array_agg(xmin::text ORDER BY id DESC))[1] AS transaction
         FROM ledger.ingest_task_transition WHERE task_id = task.id) AS history""")
@@ -85,7 +87,7 @@ ISOLATED = sql("SELECT isolated FROM ledger.ingest_task WHERE id = :id")
 
 @dataclass(frozen=True)
 class Claimed:
-    """What one worker remembers of a claim, for ever: it may be long out of date."""
+    """A claim as a worker remembers it; its lease may have been lost since."""
 
     claim: claim.Claim
 
@@ -98,11 +100,12 @@ class Claimed:
         return self.claim.tasks
 
 
+pytestmark = pytest.mark.usefixtures("known_handlers")
 claims: Bundle[Claimed] = Bundle("claims")
 
 
 class Life(RuleBasedStateMachine):
-    """Some tasks, three workers, reclaim, an operator, and somebody who holds locks."""
+    """Some tasks, three workers, reclaim, an operator, and a session that holds locks."""
 
     def __init__(self, stack: ServersOfTests, engine: Engine, seen: Counter[str]) -> None:
         super().__init__()
@@ -113,9 +116,9 @@ class Life(RuleBasedStateMachine):
         self.tokens: set[uuid.UUID] = set()
         self.audits = self.now = 0
         self.plan: dict[uuid.UUID, str] = {}
-        self.take_over_in_the_middle = False
+        self.reclaim_in_the_middle = False
         ALIVE[:] = [self]
-        assert submitter().flush(20)
+        assert after_commit_publisher().wait_until_idle(20)
         with stack.cluster.superuser.begin() as connection:
             connection.execute(RESTART)
 
@@ -138,18 +141,18 @@ class Life(RuleBasedStateMachine):
     @rule(target=claims, worker=st.integers(0, 2), slept=st.integers(0, 2), data=st.data())
     def claim(self, worker: int, slept: int, data: st.DataObject) -> Any:
         self.time_passes(slept)
-        everybody = sorted(self.rows)
-        ids = data.draw(st.lists(st.sampled_from(everybody), min_size=1, max_size=6, unique=True))
-        return self.claimed(worker, ids, set(data.draw(st.lists(st.sampled_from(everybody), max_size=2))))
+        all_ids = sorted(self.rows)
+        ids = data.draw(st.lists(st.sampled_from(all_ids), min_size=1, max_size=6, unique=True))
+        return self.claimed(worker, ids, set(data.draw(st.lists(st.sampled_from(all_ids), max_size=2))))
 
     def claimed(self, worker: int, ids: list[uuid.UUID], locked: set[uuid.UUID]) -> Any:
         expected, left = admitted(self.rows, ids, locked, self.now)
-        with self.engine.connect() as somebody:
-            somebody.execute(LOCK, {"ids": list(locked)})
+        with self.engine.connect() as locking:
+            locking.execute(LOCK, {"ids": list(locked)})
             connection = self.connections[worker]
             known = {type: find(type) for type in BATCHES}
             got = claim.claim(connection, ids, handlers=known, holder=f"worker:{worker}", lease_seconds=LEASE)
-            somebody.rollback()
+            locking.rollback()
         assert {task.id for task in got.tasks} == expected
         assert (got.left, got.unhandled) == (left, [])
         assert set(got.not_due) == {i for i in ids if self.rows[i].status in OPEN and self.rows[i].due > self.now}
@@ -158,12 +161,12 @@ class Life(RuleBasedStateMachine):
         self.seen["filled a batch"] += bool(expected - set(ids))
         if not got.tasks:
             return multiple()
-        assert got.token not in self.tokens, "tokens are never used again"
+        assert got.token not in self.tokens, "a token was used twice"
         self.tokens.add(got.token)
         self.leases[got.token] = self.now + LEASE / HOUR
         for task in got.tasks:
             row = self.rows[task.id]
-            assert task.attempt_count == row.attempts, "a claim never changes the count"
+            assert task.attempt_count == row.attempts, "a claim changed the number of attempts"
             self.seen["ran alone"] += row.isolated
             row.is_claimed(got.token)
         return Claimed(got)
@@ -176,12 +179,12 @@ class Life(RuleBasedStateMachine):
             is_last = held == self.held(claimed, claimed.tasks)
             done = self.settlement(claimed).settle(db, [(task, OUTCOMES[outcome]) for task in tasks], is_last=is_last)
             db.rollback() if undo else db.commit()
-        assert {task.id for task in done} == held, "no write with a stale token"
+        assert {task.id for task in done} == held, "a stale token was accepted, or a valid one refused"
         self.seen["refused a stale token"] += len(tasks) - len(held)
         self.seen["refused a stale token of a running task"] += len(
             [task for task in tasks if task.id not in held and self.rows[task.id].token]
         )
-        self.seen["late, and in time"] += bool(held) and self.leases[claimed.token] <= self.now
+        self.seen["expired but not reclaimed"] += bool(held) and self.leases[claimed.token] <= self.now
         if not undo:
             for id_ in held:
                 self.rows[id_].settles(outcome, self.now)
@@ -189,7 +192,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(target=claims, claimed=claims, outcome=st.sampled_from(list(OUTCOMES)))
     def oversleep(self, claimed: Claimed, outcome: str) -> Any:
-        """Its lease runs out, another worker gets its tasks, and only then it has something to say."""
+        """Let the lease expire and another worker claim its tasks; only then the first one settles."""
         self.time_passes(1)
         self.reclaim()
         self.time_passes(1)
@@ -199,7 +202,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(claimed=claims)
     def bury(self, claimed: Claimed) -> None:
-        """It dies, and somebody decides what becomes of it: one of the dead is brought back, another is discarded."""
+        """Let the tasks of a claim die; then requeue one dead task and discard another."""
         self.settle(claimed, 15, "die", undo=False)
         dead = sorted(id_ for id_, row in self.rows.items() if row.status == "DEAD")
         for id_, discard in zip(dead, (False, True), strict=False):
@@ -207,7 +210,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(claimed=claims, some=st.integers(1, 15))
     def succeed(self, claimed: Claimed, some: int) -> None:
-        """Effects and SUCCEEDED in one transaction: all of them or none."""
+        """Write effects and SUCCEEDED in one transaction: all of them or none."""
         tasks = [task for place, task in enumerate(claimed.tasks) if some >> place & 1] or claimed.tasks
         held = self.held(claimed, tasks)
         is_last = held == self.held(claimed, claimed.tasks)
@@ -226,9 +229,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(claimed=claims, data=st.data())
     def run(self, claimed: Claimed, data: st.DataObject) -> None:
-        """As a worker does: together, and one by one when something goes wrong."""
-        says = st.sampled_from(["succeed", "succeed", "succeed", *ERRORS])
-        self.plan = {task.id: data.draw(says) for task in claimed.tasks}
+        """Run a claim as a worker does: together, and one by one after a failure."""
+        outcomes = st.sampled_from(["succeed", "succeed", "succeed", *ERRORS])
+        self.plan = {task.id: data.draw(outcomes) for task in claimed.tasks}
         Batch(self.engine, claimed.claim, find(claimed.tasks[0].type), settings.current()).run()
         held = self.held(claimed, claimed.tasks)
         self.audits += len(claimed.tasks) - len(held)
@@ -239,18 +242,18 @@ class Life(RuleBasedStateMachine):
 
     @rule(claimed=claims)
     def run_and_lose_it_in_the_middle(self, claimed: Claimed) -> None:
-        """It sleeps past its lease, others take over, it wakes up and finishes."""
+        """Let the lease expire and be reclaimed while the handler runs; the handler continues."""
         self.plan = dict.fromkeys((task.id for task in claimed.tasks), "succeed")
-        self.take_over_in_the_middle = True
+        self.reclaim_in_the_middle = True
         Batch(self.engine, claimed.claim, find(claimed.tasks[0].type), settings.current()).run()
         self.audits += len(claimed.tasks)
-        self.seen["was taken over in the middle"] += 1
+        self.seen["was reclaimed in the middle"] += 1
 
     def handle(self, task: Task, db: Session) -> None:
-        """What the handler of every type does."""
+        """Run as the handler of every type."""
         insert(task, db)
-        if self.take_over_in_the_middle:
-            self.take_over_in_the_middle = False
+        if self.reclaim_in_the_middle:
+            self.reclaim_in_the_middle = False
             self.time_passes(1)
             self.reclaim()
         if self.plan[task.id] in ERRORS:
@@ -272,8 +275,8 @@ class Life(RuleBasedStateMachine):
     @rule()
     def reclaim(self) -> None:
         with self.engine.begin() as connection:
-            record_tick(connection, "reclaim", holder="test")  # it was never away (P24)
-        found = take_over(self.engine, settings.current())
+            record_tick(connection, "reclaim", holder="test")  # otherwise it would extend expired leases first
+        found = reclaim_leases(self.engine, settings.current())
         lost = [token for token, until in self.leases.items() if until <= self.now]
         assert found.leases == len(lost)
         for token in lost:
@@ -298,7 +301,7 @@ class Life(RuleBasedStateMachine):
         self.seen["discarded" if discard else "requeued"] += 1
         for id_ in ids:
             self.rows[id_].settles("discard" if discard else "requeue", self.now)
-            with self.engine.connect() as connection:  # alone again, or not: its own business
+            with self.engine.connect() as connection:  # the model does not know which error killed it
                 self.rows[id_].isolated = connection.execute(ISOLATED, {"id": id_}).scalar_one()
 
     @invariant()
@@ -307,22 +310,22 @@ class Life(RuleBasedStateMachine):
             found = {row.id: row for row in connection.execute(ALL)}
             leases = {row.token: set(row.task_ids) for row in connection.execute(LEASES)}
             audits = connection.execute(AUDITS).scalar_one()
-        assert found.keys() == self.rows.keys(), "no task is lost"
-        assert leases.keys() == self.leases.keys(), "a lease ends with its last task"
+        assert found.keys() == self.rows.keys(), "a task is lost"
+        assert leases.keys() == self.leases.keys(), "a lease must end with its last task"
         assert audits == self.audits
         for id_, row in found.items():
             model = self.rows[id_]
             assert (row.status, row.attempt_count, row.lease_token) == (model.status, model.attempts, model.token)
-            assert row.effects == model.effects == (row.status == "SUCCEEDED"), "one effect, and only with SUCCEEDED"
+            assert row.effects == model.effects == (row.status == "SUCCEEDED"), "an effect is missing or doubled"
             assert row.isolated == model.isolated
             model.due_at = row.next_retry_at
-            assert row.is_one_commit, "every change has its transition in the same commit"
-            assert len(row.ways) == model.changes
+            assert row.is_one_commit, "a change and its transition are not in one commit"
+            assert len(row.transitions) == model.changes
             assert row.attempts[-1] == row.attempt_count
-            assert row.is_woken or row.status not in OPEN, "whatever makes it runnable writes its wake-up (P7)"
+            assert row.is_woken or row.status not in OPEN, "it became runnable without a wake-up"
             if row.status == "RUNNING":
-                assert id_ in leases[row.lease_token], "a lease covers its tasks"
-            check_history(row.ways)
+                assert id_ in leases[row.lease_token], "it runs without a lease"
+            check_history(row.transitions)
 
     def held(self, claimed: Claimed, tasks: list[Task]) -> set[uuid.UUID]:
         return {task.id for task in tasks if self.rows[task.id].token == claimed.token}
@@ -344,7 +347,7 @@ def handle(task: Task, db: Session) -> None:
 
 @pytest.fixture
 def engine(stack: ServersOfTests) -> Iterator[Engine]:
-    """One step at a time: nobody ever has to wait for a lock."""
+    """An engine with a lock timeout: one step happens at a time, so a statement never has to wait for a lock."""
     url = make_url(settings.current().database_url).update_query_dict({"options": "-c lock_timeout=2s"})
     made = make_engine(url.render_as_string(hide_password=False))
     with clean_sink(), ExitStack() as handlers:
@@ -361,14 +364,14 @@ def live(stack: ServersOfTests, engine: Engine, *, examples: int, steps: int) ->
     return seen
 
 
-NOT_TO_BE_MISSED = (
+MUST_HAPPEN = (
     *("skipped a locked task", "filled a batch", "ran alone"),
     "refused a stale token",
     "refused a stale token of a running task",
-    "late, and in time",
+    "expired but not reclaimed",
     "rolled effects back",
     "ran late and was refused",
-    "was taken over in the middle",
+    "was reclaimed in the middle",
     "charged for a lost worker",
     "isolated for a lost worker",
     "requeued",
@@ -376,15 +379,15 @@ NOT_TO_BE_MISSED = (
 )
 
 
-def test_whatever_workers_reclaim_and_operators_do_an_effect_is_there_once_and_its_history_is_true(
+def test_every_effect_happens_once_whatever_workers_reclaim_and_operators_do(
     stack: ServersOfTests, engine: Engine
 ) -> None:
     seen = live(stack, engine, examples=50, steps=40)
-    assert [what for what in NOT_TO_BE_MISSED if not seen[what]] == [], seen
+    assert [what for what in MUST_HAPPEN if not seen[what]] == [], seen
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_same_for_much_longer(stack: ServersOfTests, engine: Engine) -> None:
+def test_every_effect_happens_once_for_much_longer(stack: ServersOfTests, engine: Engine) -> None:
     seen = live(stack, engine, examples=400, steps=60)
-    assert min(seen[what] for what in NOT_TO_BE_MISSED) > 50, seen
+    assert min(seen[what] for what in MUST_HAPPEN) > 50, seen

@@ -1,11 +1,11 @@
-"""A batch shares one transaction, all or nothing (P3): a bad task costs its neighbours nothing, and no effect twice."""
+"""A batch shares one transaction: a failing task harms no other task, and no effect happens twice."""
 
 from __future__ import annotations
 
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import pytest
 from sqlalchemy.exc import DBAPIError
@@ -37,14 +37,14 @@ from tests.tasks.deliveries import (
 from tests.tasks.work import INTO_SINK, OnPurpose, effects, rows, task, transitions
 
 Script = Callable[[Task, Any], Any]
-BAD: Final = 2  # its place in a batch of five
+BAD: Final = 2  # the position of the failing task in a batch of five
 TOUCH: Final = sql("UPDATE ledger.ingest_task SET context = '{}' WHERE id = :id")
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 @pytest.fixture
 def checked_at_commit(ledger: ServersOfTests) -> Iterator[None]:
-    """A table whose constraint is looked at by COMMIT, and not before."""
+    """Create a table whose constraint is checked at COMMIT."""
     with engine().begin() as connection:
         connection.execute(sql("CREATE TABLE public.test_late (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
         connection.execute(sql("INSERT INTO public.test_late VALUES (1)"))
@@ -64,7 +64,7 @@ def checked_at_commit(ledger: ServersOfTests) -> Iterator[None]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_one_that_does_not_succeed_costs_its_neighbours_nothing_and_its_own_writes_vanish(
+def test_a_task_that_does_not_succeed_has_no_effect_and_harms_no_other_task_of_its_batch(
     error: Exception, expected: tuple[Any, ...], bad: int
 ) -> None:
     ids = inserting({bad: raising(error)}, 5)
@@ -78,7 +78,7 @@ def test_one_that_does_not_succeed_costs_its_neighbours_nothing_and_its_own_writ
     assert sum((counted() - before).values()) == 5
 
 
-def test_a_verdict_that_is_returned_means_what_it_means_when_it_is_raised() -> None:
+def test_a_returned_verdict_means_the_same_as_a_raised_one() -> None:
     ids = inserting({1: lambda *_: Snooze(60), 2: lambda *_: Discard("old"), 3: lambda *_: Permanent("never")}, 5)
     delivered(ids)
     assert rows("status, attempt_count") == [
@@ -87,28 +87,24 @@ def test_a_verdict_that_is_returned_means_what_it_means_when_it_is_raised() -> N
     are_well(ids, 1, 2, 3)
 
 
-def test_several_bad_ones_are_each_charged_once() -> None:
+def test_several_failing_tasks_of_a_batch_are_charged_once_each() -> None:
     ids = inserting(dict.fromkeys([0, 3, 4], raising(OnPurpose())), 5)
     delivered(ids)
     assert [count for _, count in rows()] == [1, 0, 0, 1, 1]
     are_well(ids, 0, 3, 4)
 
 
-def test_when_all_goes_well_there_is_one_commit_for_all() -> None:
+def test_all_effects_of_a_successful_batch_are_in_one_commit() -> None:
     ids = inserting({}, 50)
     delivered(ids)
     assert scalar("SELECT count(DISTINCT xmin::text) FROM public.test_sink") == 1
     assert scalar("SELECT count(DISTINCT xmin::text) FROM ledger.ingest_task") == 1
-    assert (
-        scalar(
-            "SELECT count(*) FROM ledger.ingest_task t JOIN public.test_sink s ON task_id = id WHERE t.xmin = s.xmin"
-        )
-        == 50
-    )
+    same = "SELECT count(*) FROM ledger.ingest_task t JOIN public.test_sink s ON task_id = id WHERE t.xmin = s.xmin"
+    assert scalar(same) == 50
 
 
-def test_one_that_another_holder_took_in_the_middle_rolls_all_back_and_is_never_written_twice() -> None:
-    """P3: two workers, one batch; settle must return exactly the tasks that ran."""
+def test_a_task_that_another_worker_took_in_the_middle_has_no_effect_here() -> None:
+    """The batch is rolled back, and the other tasks run again."""
     taken: dict[uuid.UUID, uuid.UUID] = {}
 
     def lose(each: Task, _db: Session) -> None:
@@ -125,7 +121,7 @@ def test_one_that_another_holder_took_in_the_middle_rolls_all_back_and_is_never_
     are_well(ids, BAD)
 
 
-def test_a_whole_lease_that_was_lost_writes_nothing_but_audits() -> None:
+def test_a_batch_whose_whole_lease_was_lost_writes_only_audits() -> None:
     def lose(each: Task, _db: Session) -> None:
         if each.payload["n"] == 2:
             with engine().begin() as connection:
@@ -156,16 +152,15 @@ class _Base(DeclarativeBase):
 
 
 class Sunk(_Base):
-    """A row of the sink."""
+    """A row of the table of effects."""
 
     __tablename__ = "test_sink"
-    __table_args__: ClassVar[dict[str, str]] = {"schema": "public"}
+    __table_args__ = {"schema": "public"}  # noqa: RUF012 - as SQLAlchemy declares it
     task_id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
     note: Mapped[str]
 
 
-def test_what_the_orm_still_holds_belongs_to_the_task_that_gave_it() -> None:
-    """Its flush fails after the handler has returned, and it is that task's failure."""
+def test_a_flush_that_fails_after_the_handler_has_returned_fails_its_task() -> None:
 
     def broken(each: Task, db: Session) -> None:
         db.add(Sunk(task_id=each.id, note="a NUL: \x00"))
@@ -176,14 +171,14 @@ def test_what_the_orm_still_holds_belongs_to_the_task_that_gave_it() -> None:
     are_well(ids, BAD)
 
 
-def test_rows_of_the_orm_are_committed_without_a_flush() -> None:
+def test_orm_objects_are_committed_without_a_flush_by_the_handler() -> None:
     ids = scripted(lambda each, db: db.add(Sunk(task_id=each.id, note="")), 5)
     delivered(ids)
     are_well(ids)
 
 
 @pytest.mark.usefixtures("checked_at_commit")
-def test_a_constraint_that_commit_checks_is_the_failure_of_the_task_that_broke_it() -> None:
+def test_a_violated_deferred_constraint_fails_only_the_task_that_violated_it() -> None:
     ids = inserting({BAD: lambda _, db: db.execute(sql("INSERT INTO public.test_late VALUES (1)"))}, 5)
     delivered(ids)
     found = task(ids[BAD])
@@ -193,7 +188,7 @@ def test_a_constraint_that_commit_checks_is_the_failure_of_the_task_that_broke_i
 
 
 def failing(code: str, times: int) -> Script:
-    """The database asks so often for a repetition; the handler may be called again with another task in between."""
+    """Return a script that raises this database error so many times."""
     left = [times]
 
     def script(_task: Task, db: Session) -> None:
@@ -206,18 +201,18 @@ def failing(code: str, times: int) -> Script:
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_repetition_that_the_database_asks_for_burns_nothing(code: str, count: int) -> None:
+def test_a_serialization_failure_is_repeated_and_not_charged(code: str, count: int) -> None:
     ids = inserting({0: failing(code, REPEATS - 1)}, count)
     delivered(ids)
     are_well(ids)
 
 
-def test_a_repetition_is_one_also_when_the_handler_made_another_error_of_it() -> None:
-    ask = failing("40001", 2)
+def test_a_serialization_failure_that_the_handler_wraps_in_another_error_is_repeated() -> None:
+    fail = failing("40001", 2)
 
     def script(each: Task, db: Session) -> None:
         try:
-            ask(each, db)
+            fail(each, db)
         except DBAPIError as error:
             raise RuntimeError("my own words") from error
 
@@ -226,16 +221,17 @@ def test_a_repetition_is_one_also_when_the_handler_made_another_error_of_it() ->
     are_well(ids)
 
 
-def test_a_repetition_that_commit_asks_for_burns_nothing() -> None:
+def test_a_serialization_failure_at_commit_is_repeated_and_not_charged() -> None:
     with engine().begin() as connection:
         connection.execute(
             sql("""
             CREATE TABLE public.test_conflict (n integer);
-            CREATE FUNCTION test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                IF nextval('test_times') < 4 THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
-            CREATE SEQUENCE test_times;
-            CREATE CONSTRAINT TRIGGER ask AFTER INSERT ON test_conflict DEFERRABLE INITIALLY DEFERRED
-            FOR EACH ROW EXECUTE FUNCTION test_ask()""")
+            CREATE FUNCTION public.test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('public.test_times') < 4 THEN RAISE EXCEPTION USING ERRCODE = '40001'; END IF;
+                RETURN NULL; END $$;
+            CREATE SEQUENCE public.test_times;
+            CREATE CONSTRAINT TRIGGER ask AFTER INSERT ON public.test_conflict DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION public.test_ask()""")
         )
     try:
         ids = inserting({1: lambda _, db: db.execute(sql("INSERT INTO public.test_conflict VALUES (1)"))}, 3)
@@ -243,20 +239,22 @@ def test_a_repetition_that_commit_asks_for_burns_nothing() -> None:
         are_well(ids)
     finally:
         with engine().begin() as connection:
-            connection.execute(sql("DROP TABLE public.test_conflict; DROP FUNCTION test_ask; DROP SEQUENCE test_times"))
+            connection.execute(
+                sql("DROP TABLE public.test_conflict; DROP FUNCTION public.test_ask; DROP SEQUENCE public.test_times")
+            )
 
 
 @pytest.mark.parametrize("code", ["40001", "40P01"])
-def test_a_repetition_of_the_claim_that_the_database_asks_for_burns_nothing(code: str) -> None:
-    """As one does whose default is REPEATABLE READ or SERIALIZABLE."""
+def test_a_serialization_failure_of_the_claim_is_repeated_and_not_charged(code: str) -> None:
+    """It happens if the database's default is REPEATABLE READ or SERIALIZABLE."""
     with engine().begin() as connection:
         connection.execute(
             sql(f"""
-            CREATE SEQUENCE test_times;
-            CREATE FUNCTION test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                IF nextval('test_times') < {REPEATS} THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;
+            CREATE SEQUENCE public.test_times;
+            CREATE FUNCTION public.test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF nextval('public.test_times') < {REPEATS} THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;
                 RETURN NULL; END $$;
-            CREATE TRIGGER ask AFTER INSERT ON ledger.task_lease FOR EACH ROW EXECUTE FUNCTION test_ask()""")
+            CREATE TRIGGER ask AFTER INSERT ON ledger.task_lease FOR EACH ROW EXECUTE FUNCTION public.test_ask()""")
         )
     try:
         ids = inserting({}, 3)
@@ -264,10 +262,10 @@ def test_a_repetition_of_the_claim_that_the_database_asks_for_burns_nothing(code
         are_well(ids)
     finally:
         with engine().begin() as connection:
-            connection.execute(sql("DROP FUNCTION test_ask CASCADE; DROP SEQUENCE test_times"))
+            connection.execute(sql("DROP FUNCTION public.test_ask CASCADE; DROP SEQUENCE public.test_times"))
 
 
-def test_a_database_that_asks_without_end_burns_nothing_and_is_left_in_peace_for_a_while() -> None:
+def test_endless_serialization_failures_are_not_charged_and_the_task_waits_a_second() -> None:
     ids = inserting({1: failing("40001", 1000)}, 3)
     delivered(ids)
     found = task(ids[1])
@@ -277,13 +275,13 @@ def test_a_database_that_asks_without_end_burns_nothing_and_is_left_in_peace_for
     are_well(ids, 1)
 
 
-def test_a_real_deadlock_burns_nothing(ledger: ServersOfTests) -> None:
-    """Two connections take two rows in opposite order; the server ends ours."""
+def test_a_real_deadlock_is_not_charged(ledger: ServersOfTests) -> None:
+    """Two connections lock two rows in opposite order, and the server cancels ours."""
     first, second = later = submitted(2)
     for id_ in later:
         change(id_, "next_retry_at = ledger.ledger_now() + interval '1 hour'")
     other = ledger.cluster.superuser.connect()
-    other.execute(sql("SET LOCAL deadlock_timeout = '1min'"))  # it waits, and we look
+    other.execute(sql("SET LOCAL deadlock_timeout = '1min'"))  # so that the server cancels ours
     other.execute(TOUCH, {"id": second})
     waiting: list[threading.Thread] = []
 
@@ -302,7 +300,7 @@ def test_a_real_deadlock_burns_nothing(ledger: ServersOfTests) -> None:
     are_well(ids)
 
 
-def test_a_handler_of_many_gets_the_whole_batch_and_one_that_fails_gets_them_one_by_one() -> None:
+def test_a_batch_handler_that_fails_gets_the_tasks_one_by_one() -> None:
     sizes: list[int] = []
 
     def many(tasks: list[Task], db: Session) -> None:
@@ -319,7 +317,7 @@ def test_a_handler_of_many_gets_the_whole_batch_and_one_that_fails_gets_them_one
     are_well(ids, BAD)
 
 
-def test_a_handler_of_many_may_return_a_result_for_each_and_any_of_them_may_be_bad() -> None:
+def test_a_batch_handler_may_return_a_result_for_each_task_and_a_bad_one_fails_only_its_task() -> None:
     def many(tasks: list[Task], db: Session) -> list[Any]:
         db.execute(INTO_SINK, [{"task_id": each.id, "note": ""} for each in tasks])
         return [{"n": each.payload} if each.payload != BAD else float("nan") for each in tasks]
@@ -333,7 +331,7 @@ def test_a_handler_of_many_may_return_a_result_for_each_and_any_of_them_may_be_b
 
 
 @pytest.mark.parametrize("result", [[1], {"a": 1}, "abcde", 5], ids=repr)
-def test_a_handler_of_many_that_returns_something_else_has_failed(result: Any) -> None:
+def test_a_batch_handler_that_returns_neither_nothing_nor_a_result_for_each_task_fails(result: Any) -> None:
     with handled("test.bulk", lambda _tasks, _db: result, many=True):
         delivered(submitted(5, "test.bulk"))
     assert {count for _, count in rows()} == ({0} if result == [1] else {1})

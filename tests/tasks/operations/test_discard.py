@@ -1,4 +1,4 @@
-"""Discarding one task: whatever it is doing, nothing of it happens afterwards."""
+"""A discarded task has no effect, whatever it was doing."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sqlalchemy.orm import Session
 from models.engine import engine
 from tasks.core.task import Task
 from tasks.operations import dead_tasks
-from tasks.operations.discard import NothingToDiscard, discard
+from tasks.operations.discard import AlreadyDone, discard
 from tasks.operations.listing import UnknownTask
+from tests.tasks.command_line import manage
 from tests.tasks.deliveries import audits, delivered, inserting, leases, scalar, scripted, submitted
-from tests.tasks.door import manage
 from tests.tasks.work import effects, insert, task, transitions, wakeups
 
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
-def test_a_task_that_waits_is_discarded_and_its_wakeup_finds_nothing() -> None:
+def test_a_discarded_task_does_not_run_when_its_wakeup_arrives() -> None:
     (id_,) = submitted()
     assert discard(engine(), id_, actor="me", reason="old").was == "QUEUED"
     delivered([id_])
@@ -29,8 +29,8 @@ def test_a_task_that_waits_is_discarded_and_its_wakeup_finds_nothing() -> None:
 
 
 @pytest.mark.guarantee
-def test_what_a_running_task_wrote_vanishes_and_its_neighbours_stay() -> None:
-    """It is discarded in the middle of its batch: everything is rolled back, and the others run again."""
+def test_a_task_discarded_while_it_runs_has_no_effect_and_the_rest_of_its_batch_succeeds() -> None:
+    """The whole batch is rolled back, and the other tasks run again."""
     discarded: list[uuid.UUID] = []
 
     def discard_me(each: Task, _db: Session) -> None:
@@ -46,31 +46,31 @@ def test_what_a_running_task_wrote_vanishes_and_its_neighbours_stay() -> None:
     assert leases() == 0
 
 
-def test_a_final_task_is_not_discarded_and_an_unknown_one_is_said() -> None:
+def test_discarding_a_final_or_unknown_task_is_refused() -> None:
     (id_,) = submitted()
     delivered([id_])
-    with pytest.raises(NothingToDiscard, match="is SUCCEEDED already"):
+    with pytest.raises(AlreadyDone, match="is SUCCEEDED already"):
         discard(engine(), id_, actor="me")
     with pytest.raises(UnknownTask):
         discard(engine(), uuid.uuid4(), actor="me")
 
 
-def test_whoever_waited_in_its_partition_key_is_woken() -> None:
+def test_discarding_a_task_wakes_the_next_one_of_its_partition_key() -> None:
     first, second = submitted(2, partition_key="a")
     last = max(wakeup.id for wakeup in wakeups())
     discard(engine(), first, actor="me")
     assert [wakeup.ids for wakeup in wakeups(f"id > {last}")] == [[second]]
 
 
-def test_the_command_says_what_it_was_and_keeps_the_reason() -> None:
+def test_the_command_prints_the_previous_status_and_stores_the_reason() -> None:
     (id_,) = submitted()
-    assert manage("discard", id_, "--reason", "by mistake").out == f"{id_} was QUEUED, and is DISCARDED.\n"
+    assert manage("discard", id_, "--reason", "by mistake").out == f"{id_} was QUEUED and is now DISCARDED.\n"
     assert "by mistake" in {message for (message,) in transitions(id_, "message")}
     again = manage("discard", id_)
     assert (again.code, "is DISCARDED already" in again.err) == (1, True)
 
 
-def test_a_requeue_keeps_the_steps_unless_told_to_forget_them() -> None:
+def test_a_requeue_keeps_finished_steps_unless_they_are_reset() -> None:
     def fail(each: Task, db: Session) -> None:
         insert(each, db)
         raise RuntimeError

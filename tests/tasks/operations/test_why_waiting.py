@@ -1,4 +1,4 @@
-"""Why a task is not running. The ledger is real; what the broker may answer is given, and asked for real at the end."""
+"""The reasons why a task is not running. Most tests give the broker's answer; one asks a real broker and worker."""
 
 from __future__ import annotations
 
@@ -18,128 +18,130 @@ from tasks.core.registry import handlers
 from tasks.execution import claim
 from tasks.execution.deliver import ingest
 from tasks.operations import why_waiting
-from tasks.operations.task_details import details
-from tasks.operations.why_waiting import Seen, Why, reasons
+from tasks.operations.task_details import read_details
+from tasks.operations.why_waiting import QueueState, ReasonCode, reasons
 from tasks.submission.envelope import NewTask, TaskEnvelope
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests, wait_until
-from tests.tasks.door import DIES, FLAKY, dead, submitted
+from tests.tasks.command_line import DIES, FLAKY, dead, submitted
 
-WORKED_ON = Seen(waiting=0, consumers=frozenset({"worker@here"}))
+CONSUMED = QueueState(waiting=0, consumers=frozenset({"worker@here"}))
 MINUTE = timedelta(minutes=1)
 
 
-def asked(task: uuid.UUID, seen: Seen | Unreachable = WORKED_ON) -> dict[Why, str]:
-    def look(_queue: str) -> Seen:
-        if isinstance(seen, Unreachable):
-            raise seen
-        return seen
+def asked(task: uuid.UUID, queue: QueueState | Unreachable = CONSUMED) -> dict[ReasonCode, str]:
+    def read_queue(_queue: str) -> QueueState:
+        if isinstance(queue, Unreachable):
+            raise queue
+        return queue
 
     with engine().connect() as connection:
-        found = details(connection, task)
-    return {each.code: each.message for each in reasons(found, settings.current(), known_types=handlers(), look=look)}
+        found = read_details(connection, task)
+    given = reasons(found, settings.current(), known_types=handlers(), read_queue=read_queue)
+    return {each.code: each.message for each in given}
 
 
-def sent() -> None:
-    """Every wake-up has left the outbox."""
+def empty_outbox() -> None:
+    """Delete all wake-ups, as if they had been published."""
     with engine().begin() as connection:
         connection.execute(sql("DELETE FROM ledger.outbox_event"))
 
 
-def test_a_final_task_is_final_and_the_broker_is_not_asked(stack: ServersOfTests) -> None:
+def test_a_final_task_has_one_reason_and_the_broker_is_not_asked(stack: ServersOfTests) -> None:
     (task,) = dead()
-    assert list(asked(task, Unreachable())) == [Why.FINAL]
-    assert "DEAD, since" in asked(task)[Why.FINAL]
+    assert list(asked(task, Unreachable())) == [ReasonCode.FINAL]
+    assert "It has been DEAD since" in asked(task)[ReasonCode.FINAL]
 
 
-def test_a_running_task_says_who_holds_it_and_a_lease_that_ran_out_that_it_is_lost(stack: ServersOfTests) -> None:
+def test_a_running_task_names_its_holder_and_an_expired_lease_is_reported_as_lost(stack: ServersOfTests) -> None:
     (task,) = submitted({})
     with engine().connect() as connection:
         claim.claim(connection, [task], handlers=handlers(), holder="a worker", lease_seconds=60)
-    assert "held by a worker" in asked(task)[Why.RUNNING]
+    assert "held by a worker" in asked(task)[ReasonCode.RUNNING]
     move(stack, 61)
-    assert "ran out" in asked(task)[Why.WORKER_LOST]
+    assert "expired at" in asked(task)[ReasonCode.WORKER_LOST]
 
 
-def test_what_holds_up_a_task_that_is_not_due_is_said_before_its_time_comes(stack: ServersOfTests) -> None:
+def test_a_task_that_is_not_due_has_its_other_reasons_too(stack: ServersOfTests) -> None:
     (task,) = submitted({}, run_at=10 * MINUTE)
     with engine().begin() as connection:
         pause = sql("INSERT INTO ledger.queue_pause (queue, actor, reason) VALUES ('ingest', 'me@here', 'a move')")
         connection.execute(pause)
-    found = asked(task, Seen(0, frozenset()))
-    assert list(found) == [Why.NOT_DUE, Why.QUEUE_PAUSED, Why.NO_WORKER]
-    assert "me@here: a move" in found[Why.QUEUE_PAUSED]
+    found = asked(task, QueueState(0, frozenset()))
+    assert list(found) == [ReasonCode.NOT_DUE, ReasonCode.QUEUE_PAUSED, ReasonCode.NO_WORKER]
+    assert "me@here: a move" in found[ReasonCode.QUEUE_PAUSED]
     move(stack, 601)
-    assert Why.NOT_DUE not in asked(task)
+    assert ReasonCode.NOT_DUE not in asked(task)
 
 
-def test_a_type_and_a_queue_that_nobody_knows_are_named(stack: ServersOfTests) -> None:
+def test_an_unknown_type_and_an_unknown_queue_are_named(stack: ServersOfTests) -> None:
     with engine().begin() as connection:
-        submit = sql("SELECT ledger.ingest_submit('nobody.knows', '{}', NULL, 'nowhere')")
+        submit = sql("SELECT ledger.ingest_submit('unknown.type', '{}', NULL, 'nowhere')")
         task = connection.execute(submit).scalar_one()
     found = asked(task)
-    assert "'nobody.knows'" in found[Why.UNKNOWN_HANDLER]
-    assert "'nowhere'" in found[Why.UNKNOWN_QUEUE]
+    assert "'unknown.type'" in found[ReasonCode.UNKNOWN_HANDLER]
+    assert "'nowhere'" in found[ReasonCode.UNKNOWN_QUEUE]
 
 
-def test_a_broker_that_is_away_is_a_reason_and_no_failure(stack: ServersOfTests) -> None:
+def test_an_unreachable_broker_is_a_reason_and_not_an_error(stack: ServersOfTests) -> None:
     (task,) = submitted({})
-    assert asked(task, Unreachable("The broker does not answer: no."))[Why.BROKER_UNREACHABLE] == (
-        "The broker does not answer: no. It is woken when the broker is back."
+    assert asked(task, Unreachable("The broker does not answer: no."))[ReasonCode.BROKER_UNREACHABLE] == (
+        "The broker does not answer: no. The task will be woken when the broker is back."
     )
 
 
-def test_a_wakeup_is_followed_from_the_outbox_to_the_broker_until_it_is_lost(stack: ServersOfTests) -> None:
+def test_a_wakeup_is_found_in_the_outbox_then_in_the_broker_then_reported_as_lost(stack: ServersOfTests) -> None:
     with engine().begin() as connection:
         task = connection.execute(sql(f"SELECT ledger.ingest_submit('{FLAKY}', '{{}}')")).scalar_one()
-    assert "waits in the outbox" in asked(task)[Why.WAKEUP_IN_OUTBOX]
+    assert "has been waiting in the outbox" in asked(task)[ReasonCode.WAKEUP_IN_OUTBOX]
     with engine().begin() as connection:
         connection.execute(
             sql("UPDATE ledger.outbox_event SET attempt_count = 2, last_error = E'no route\\nat line 1'")
         )
-    assert "2 failed: no route)" in asked(task)[Why.WAKEUP_IN_OUTBOX]
-    sent()
-    assert "behind at most 7 messages" in asked(task, Seen(7, frozenset("w")))[Why.WAKEUP_IN_BROKER]
-    assert "woken again at" in asked(task)[Why.WAKEUP_LOST]
+    assert "2 failed: no route)" in asked(task)[ReasonCode.WAKEUP_IN_OUTBOX]
+    empty_outbox()
+    assert "behind at most 7 messages" in asked(task, QueueState(7, frozenset("w")))[ReasonCode.WAKEUP_IN_BROKER]
+    assert "woken again at" in asked(task)[ReasonCode.WAKEUP_LOST]
     move(stack, settings.current().ingest_wakeup_grace_ms / 1000 + 1)
-    assert "by the next reclaim" in asked(task)[Why.WAKEUP_LOST]
+    assert "by the next reclaim" in asked(task)[ReasonCode.WAKEUP_LOST]
 
 
-def test_the_wakeup_of_a_neighbour_is_not_taken_for_its_own(stack: ServersOfTests) -> None:
+def test_the_wakeup_of_another_task_is_not_shown(stack: ServersOfTests) -> None:
     (task,) = submitted({})
-    sent()
+    empty_outbox()
     submitted({})
-    assert list(asked(task)) == [Why.WAKEUP_LOST]
+    assert list(asked(task)) == [ReasonCode.WAKEUP_LOST]
 
 
-def test_a_retry_is_seen_with_the_wakeup_for_its_time(stack: ServersOfTests) -> None:
+def test_a_retrying_task_has_its_wakeup_for_the_time_of_the_retry(stack: ServersOfTests) -> None:
     (task,) = submitted({"fail": 1})
     ingest(engine(), [task])
     with engine().connect() as connection:
-        found = details(connection, task)
+        found = read_details(connection, task)
     assert [wakeup.next_retry_at for wakeup in found.wakeups if wakeup.locked_by is None] == [found.task.next_retry_at]
-    assert list(asked(task)) == [Why.NOT_DUE]
+    assert list(asked(task)) == [ReasonCode.NOT_DUE]
 
 
-def test_of_a_million_wakeups_for_later_only_those_for_its_own_time_are_looked_through(stack: ServersOfTests) -> None:
+def test_only_later_wakeups_for_the_tasks_own_time_are_read(stack: ServersOfTests) -> None:
     (task,) = submitted({}, run_at=10 * MINUTE)
     with engine().begin() as connection:
         connection.execute(sql("UPDATE ledger.outbox_event SET next_retry_at = next_retry_at + interval '1 s'"))
-        assert details(connection, task).wakeups == []
+        assert read_details(connection, task).wakeups == []
 
 
-def test_the_workers_of_a_queue_are_seen(celery_setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workers_that_consume_a_queue_are_found(celery_setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     app: Celery = celery_setup.app
     monkeypatch.setattr(broker, "app", app)
-    wait_until(lambda: len(why_waiting.look("ingest").consumers or ()) == 1, "the worker answers within its second")
-    assert why_waiting.look("nowhere") == Seen(0, frozenset())
+    wait_until(lambda: len(why_waiting.read_queue("ingest").consumers or ()) == 1, "the worker answers")
+    assert why_waiting.read_queue("nowhere") == QueueState(0, frozenset())
 
 
-def test_a_task_as_it_is_shown_can_be_submitted_again(stack: ServersOfTests) -> None:
+def test_the_envelope_of_a_stored_task_can_be_submitted_again(stack: ServersOfTests) -> None:
     (task,) = submitted(DIES, key="invoice 17", context={"traceId": "t1"}, max_attempts=3)
     with engine().connect() as connection:
-        envelope = details(connection, task).task.envelope()
+        envelope = read_details(connection, task).task.envelope()
     assert envelope["retry"] == {"count": 0, "max": 3, "nextAttemptAt": None}
     assert "leaseToken" not in envelope
     again = TaskEnvelope.model_validate(envelope).new_task()
-    assert again == NewTask(FLAKY, DIES, key="invoice 17", context={"traceId": "t1"}, max_attempts=3)
+    expected = NewTask(FLAKY, DIES, key="invoice 17", queue="ingest", context={"traceId": "t1"}, max_attempts=3)
+    assert again == expected

@@ -1,12 +1,10 @@
-"""What is lost with its worker comes back: charged when it was alone, isolated when nobody knows whose fault it was."""
+"""The tasks of a lost worker run again: a task that was alone is charged, several are isolated."""
 
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import os
 import signal
-import socket
 import threading
 import time
 import uuid
@@ -16,61 +14,37 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-import failpoint
 import settings
 from models.engine import engine, sessions
 from models.sql import sql
 from tasks import NewTask, Task, handler, submit_many
 from tasks.core import registry
-from tasks.core.holders import actor
 from tasks.core.registry import handlers
 from tasks.execution.claim import Claim
 from tasks.execution.deliver import ingest
 from tasks.execution.heartbeat import heartbeat
-from tasks.recovery.reclaim import Reclaimed, take_over
-from tasks.recovery.tick_rows import record_tick
+from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import claimed as claimed_by
-from tests.tasks.deliveries import submitted
+from tests.tasks.deliveries import leases, submitted
+from tests.tasks.lost_workers import LEASE, killed, later, start_child
 from tests.tasks.work import SCRIPTS, effects, insert, rows, task, transitions, wakeups
 
-LEASE = 60
-pytestmark = pytest.mark.usefixtures("ledger")
+pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
 def claimed(ids: list[uuid.UUID]) -> Claim:
     return claimed_by(ids, holder="lost:1", lease_seconds=LEASE)
 
 
-def later(stack: ServersOfTests, seconds: float) -> None:
-    """Time passes, and somebody has looked just now."""
-    move(stack, seconds)
-    with engine().begin() as connection:
-        record_tick(connection, "reclaim", holder="test")
-
-
 def reclaimed() -> Reclaimed:
-    return take_over(engine(), settings.current())
+    return reclaim_leases(engine(), settings.current())
 
 
-def in_a_child(work: Callable[[], None], *, failpoints: str = "") -> int:
-    """Runs in a forked process; returns its pid after its end, however that was."""
-    pid = os.fork()
-    if pid == 0:
-        faulthandler.disable()  # a segfault on purpose needs no report
-        failpoint.arm(failpoints)
-        try:
-            work()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    return pid
-
-
-def lose(ids: list[uuid.UUID], failpoints: str) -> str:
-    """A worker that dies at a failpoint; returns its name."""
-    return f"{socket.gethostname()}:{in_a_child(lambda: ingest(engine(), ids), failpoints=failpoints)}"
+def in_a_child(work: Callable[[], None]) -> None:
+    """Run this in a forked process, and wait for its end."""
+    os.waitpid(start_child(work), 0)
 
 
 def test_a_task_that_was_alone_is_charged_and_woken_again(ledger: ServersOfTests) -> None:
@@ -87,7 +61,7 @@ def test_a_task_that_was_alone_is_charged_and_woken_again(ledger: ServersOfTests
     assert wakeups()[-1].due_at == found["next_retry_at"]
 
 
-def test_a_task_that_loses_its_last_worker_is_dead(ledger: ServersOfTests) -> None:
+def test_a_task_that_loses_its_worker_in_its_last_attempt_is_dead(ledger: ServersOfTests) -> None:
     (id_,) = submitted(1, max_attempts=1)
     claimed([id_])
     later(ledger, LEASE + 1)
@@ -95,7 +69,7 @@ def test_a_task_that_loses_its_last_worker_is_dead(ledger: ServersOfTests) -> No
     assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
 
 
-def test_a_lease_that_cannot_be_taken_over_keeps_no_other_one_waiting(
+def test_a_lease_that_cannot_be_reclaimed_does_not_delay_the_others(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = submitted(1), submitted(1, "test.fail")
@@ -109,11 +83,12 @@ def test_a_lease_that_cannot_be_taken_over_keeps_no_other_one_waiting(
     assert (task(bad[0])["status"], task(good[0])["status"]) == ("RUNNING", "RETRYING")
 
 
-def test_a_lost_batch_burns_no_attempt_and_its_tasks_run_alone(ledger: ServersOfTests) -> None:
+def test_a_lost_batch_is_not_charged_and_its_tasks_run_alone(ledger: ServersOfTests) -> None:
     ids = submitted(5)
     claimed(ids)
     later(ledger, LEASE + 1)
     assert reclaimed() == Reclaimed(leases=1, isolated=5)
+    assert leases() == 0
     assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 5
     assert sorted(len(wakeup.ids) for wakeup in wakeups())[:-1] == [1] * 5
     ingest(engine(), ids)
@@ -121,8 +96,8 @@ def test_a_lost_batch_burns_no_attempt_and_its_tasks_run_alone(ledger: ServersOf
     assert set(effects().values()) == {1}
 
 
-def test_poison_in_the_middle_of_a_batch_costs_its_neighbours_nothing(ledger: ServersOfTests) -> None:
-    """P5: a segfault at position 37 of 100."""
+def test_a_task_that_crashes_its_process_does_not_harm_its_batch(ledger: ServersOfTests) -> None:
+    """The 38th of 100 tasks causes a segmentation fault."""
     SCRIPTS["maybe"] = lambda each, db: (
         os.kill(os.getpid(), signal.SIGSEGV) if each.key == "poison" else insert(each, db)
     )
@@ -144,36 +119,36 @@ def test_poison_in_the_middle_of_a_batch_costs_its_neighbours_nothing(ledger: Se
     assert effects() == dict.fromkeys(set(ids) - {poison.task_id}, 1)
 
 
-def test_whoever_wakes_up_after_its_lease_was_taken_over_writes_nothing(ledger: ServersOfTests) -> None:
+def test_a_worker_that_continues_after_its_lease_was_reclaimed_writes_nothing(ledger: ServersOfTests) -> None:
     ids = submitted(3, "test.scripted", {"do": "insert"})
 
-    def fall_asleep(*_: Any) -> None:
+    def lose_the_lease(*_: Any) -> None:
         later(ledger, LEASE + 1)
         assert reclaimed().isolated == 4
         ingest(engine(), ids)  # another worker finishes them
 
-    SCRIPTS["sleep"] = fall_asleep
+    SCRIPTS["lose"] = lose_the_lease
     SCRIPTS["insert"] = insert
-    (sleeper,) = submitted(1, "test.scripted", {"do": "sleep"})
-    ingest(engine(), [sleeper, *ids])
+    (slow,) = submitted(1, "test.scripted", {"do": "lose"})
+    ingest(engine(), [slow, *ids])
     assert effects() == dict.fromkeys(ids, 1)
     with engine().begin() as connection:
         audits = connection.execute(sql("SELECT task_id, code FROM ledger.task_audit")).all()
     assert {code for _, code in audits} <= {"late_success", "lease_lost"}
-    assert set(rows("status", f"id <> '{sleeper}'")) == {("SUCCEEDED",)}
+    assert set(rows("status", f"id <> '{slow}'")) == {("SUCCEEDED",)}
 
 
-def test_a_lease_that_ran_out_but_that_nobody_took_is_still_good(ledger: ServersOfTests) -> None:
+def test_an_expired_lease_that_was_not_reclaimed_is_still_valid(ledger: ServersOfTests) -> None:
     SCRIPTS["slow"] = lambda *_: later(ledger, 3 * LEASE)
     (id_,) = submitted(1, "test.scripted", {"do": "slow"})
     ingest(engine(), [id_])
     assert rows() == [("SUCCEEDED", 0)]
 
 
-def test_heartbeats_come_before_reclaim_when_nobody_has_looked_for_long(ledger: ServersOfTests) -> None:
+def test_workers_can_renew_before_reclaim_when_it_has_not_run_for_long(ledger: ServersOfTests) -> None:
     ids = submitted(1)
     claim = claimed(ids)
-    move(ledger, 10 * LEASE)  # the database, or everything, was away; no tick is recorded
+    move(ledger, 10 * LEASE)  # no tick of reclaim is recorded: the database was unreachable
     assert reclaimed() == Reclaimed()
     with heartbeat().holding(claim.token, claim.deadline) as held:
         heartbeat().beat()
@@ -184,10 +159,10 @@ def test_heartbeats_come_before_reclaim_when_nobody_has_looked_for_long(ledger: 
     assert reclaimed().charged == 1
 
 
-def test_a_lease_shorter_than_the_time_between_two_looks_runs_out_all_the_same(
+def test_a_lease_shorter_than_the_reclaim_interval_is_reclaimed(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each look comes a lease after the last one: that is its pace, and nobody was away."""
+    """Reclaim runs less than once per lease here, which must not count as an interruption."""
     monkeypatch.setenv("INGEST_LEASE_SECONDS", "3")
     monkeypatch.setenv("INGEST_RECLAIM_INTERVAL_MS", "5000")
     settings.current.cache_clear()
@@ -202,7 +177,7 @@ def test_a_lease_shorter_than_the_time_between_two_looks_runs_out_all_the_same(
     assert charged == 1
 
 
-def test_a_heartbeat_that_finds_its_lease_gone_says_so(ledger: ServersOfTests) -> None:
+def test_a_heartbeat_notices_that_its_lease_was_reclaimed(ledger: ServersOfTests) -> None:
     claim = claimed(submitted(1))
     with heartbeat().holding(claim.token, claim.deadline) as held:
         later(ledger, LEASE + 1)
@@ -212,49 +187,51 @@ def test_a_heartbeat_that_finds_its_lease_gone_says_so(ledger: ServersOfTests) -
         assert not held.is_good
 
 
-def test_a_lease_that_somebody_has_in_hand_keeps_no_other_from_being_renewed(ledger: ServersOfTests) -> None:
-    in_hand, other = claimed(submitted(1)), claimed(submitted(1))
+def test_a_locked_lease_does_not_prevent_the_renewal_of_others(ledger: ServersOfTests) -> None:
+    locked, other = claimed(submitted(1)), claimed(submitted(1))
     now = time.monotonic()
     with (
-        heartbeat().holding(in_hand.token, now) as waits,
+        heartbeat().holding(locked.token, now) as waits,
         heartbeat().holding(other.token, now) as renewed,
         engine().begin() as settling,
     ):
-        settling.execute(sql("DELETE FROM ledger.task_lease WHERE token = :token"), {"token": in_hand.token})
+        settling.execute(sql("DELETE FROM ledger.task_lease WHERE token = :token"), {"token": locked.token})
         heartbeat().beat()
         assert (renewed.is_lost, renewed.deadline > now) == (False, True)
         assert (waits.is_lost, waits.deadline) == (False, now)
 
 
-def test_a_handler_that_runs_three_leases_long_keeps_its_task(
+def test_a_handler_that_runs_for_three_leases_keeps_its_task(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGEST_LEASE_SECONDS", "1")
     settings.current.cache_clear()
 
+    may_end = threading.Event()
+
     def take_long(task: Task, db: Session) -> None:
         insert(task, db)
-        time.sleep(3.2)
+        assert may_end.wait(60)
 
     SCRIPTS["long"] = take_long
     ids = submitted(1, "test.scripted", {"do": "long"})
     worker = threading.Thread(target=ingest, args=(engine(), ids))
     worker.start()
-    looks = 0
-    while worker.is_alive():
+    reclaims, until = 0, time.monotonic() + 3.2
+    while time.monotonic() < until or reclaims <= 10:
         later(ledger, 0)
         assert reclaimed() == Reclaimed()
-        looks += 1
-        worker.join(0.1)
-    assert looks > 10
+        reclaims += 1
+        time.sleep(0.1)
+    may_end.set()
+    worker.join()
     assert rows() == [("SUCCEEDED", 0)]
     assert effects() == {ids[0]: 1}
 
 
-def test_a_handler_that_heeds_no_limit_loses_its_process_and_its_neighbours_nothing(ledger: ServersOfTests) -> None:
+def test_a_handler_that_ignores_its_limits_loses_its_process_but_harms_no_other_task(ledger: ServersOfTests) -> None:
     handler("test.endless", soft_limit_seconds=0.1, hard_limit_seconds=0.3, max_attempts=1)(never_ends)
-    before, endless, after = (*submitted(1, "test.endless"), *submitted(1, "test.endless", "endless"),
-                              *submitted(1, "test.endless"))  # fmt: skip
+    (before,), (endless,), (after,) = (submitted(1, "test.endless", payload) for payload in (None, "endless", None))
     in_a_child(lambda: ingest(engine(), [before, endless, after]))
     later(ledger, LEASE + 1)
     assert reclaimed().isolated == 3
@@ -284,14 +261,12 @@ def test_a_worker_that_is_killed_anywhere_leaves_each_effect_once(
     ledger: ServersOfTests, place: str, count: int
 ) -> None:
     ids = submitted(count)
-    lost = lose(ids, f"{place}=kill")
-    assert lost != actor()
-    ingest(engine(), ids)  # the broker delivers the message again: what runs elsewhere is not for us
+    killed(ids, f"{place}=kill")
+    ingest(engine(), ids)  # the broker delivers the message again while the tasks are still leased
     later(ledger, LEASE + 1)
     reclaimed()
     later(ledger, 600)
     ingest(engine(), ids)
     assert set(rows("status")) == {("SUCCEEDED",)}
     assert effects() == dict.fromkeys(ids, 1)
-    with engine().begin() as connection:
-        assert connection.execute(sql("SELECT count(*) FROM ledger.task_lease")).scalar_one() == 0
+    assert leases() == 0

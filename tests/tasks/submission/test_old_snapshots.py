@@ -1,4 +1,4 @@
-"""Whoever submits at REPEATABLE READ or above sees the ledger as it was: an old view must not bring a key back."""
+"""A transaction at REPEATABLE READ or above sees an old snapshot; it must not submit a pruned key again."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from models.sql import sql
 from tasks.execution.run_handler import is_serialization_failure
 from tasks.recovery.prune import prune
 from tests.servers import ServersOfTests
-from tests.tasks import work
 from tests.tasks.deliveries import scalar
 from tests.tasks.submission.test_submit_keys import Lane, each_lane, finish_all, keyed
 
 
 @each_lane
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_who_submits_a_key_with_a_view_older_than_its_pruning_is_asked_to_repeat(
+def test_a_snapshot_older_than_the_pruning_of_a_key_must_be_repeated(
     lane: Lane, level: str, stack: ServersOfTests
 ) -> None:
-    work.register()
     with engine().begin() as connection:
         id_ = lane(connection, {"n": 1}, "k")
     finish_all()

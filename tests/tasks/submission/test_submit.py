@@ -1,10 +1,9 @@
-"""Submitting: a task exists exactly if the caller's transaction commits, and its wake-up is published right after that."""
+"""A task exists if and only if its transaction commits, and its wake-up is published right after the commit."""
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,11 +13,11 @@ from sqlalchemy.orm import Session
 
 import outbox
 import settings
-from models.engine import engine, sessions
+from models.engine import engine
 from models.errors import CeleriacError
 from models.sql import sql
 from models.status import TaskStatus
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import NewTask, Submitted, Task, submit, submit_many
 from tasks.execution.deliver import ingest
@@ -32,26 +31,8 @@ from tests.tasks.work import rows, task, transitions, wakeups
 pytestmark = pytest.mark.usefixtures("stack")
 
 
-@pytest.fixture(autouse=True)
-def _handlers(stack: ServersOfTests) -> None:
-    work.register()
-
-
-@pytest.fixture
-def session(stack: ServersOfTests) -> Iterator[Session]:
-    with sessions()() as session:
-        yield session
-
-
-@pytest.fixture
-def relay(stack: ServersOfTests) -> Iterator[Relay]:
-    relay = Relay.of(settings.current())
-    yield relay
-    relay.close()
-
-
-def published() -> None:
-    assert submitter().flush(10)
+def wait_until_published() -> None:
+    assert after_commit_publisher().wait_until_idle(10)
 
 
 def arrived_ids(stack: ServersOfTests) -> set[uuid.UUID]:
@@ -61,16 +42,16 @@ def arrived_ids(stack: ServersOfTests) -> set[uuid.UUID]:
 def nothing_is_stored() -> bool:
     with engine().connect() as connection:
         tables = ("ingest_task", "ingest_task_transition", "outbox_event")
-        return not any(connection.execute(sql(f"SELECT count(*) FROM {table}")).scalar_one() for table in tables)
+        return not any(connection.execute(sql(f"SELECT count(*) FROM ledger.{table}")).scalar_one() for table in tables)
 
 
-def test_a_task_is_there_with_its_first_transition_and_its_wakeup_or_not_at_all(session: Session) -> None:
+def test_a_rolled_back_submit_leaves_neither_task_nor_transition_nor_wakeup(session: Session) -> None:
     submit(session, "test.insert", {"n": 1}, key="k")
     session.rollback()
     assert nothing_is_stored()
     context = {"traceId": "abc", "user": {"name": "Ada"}}
     found = submit(session, "test.insert", {"n": 1}, key="k", priority=7, max_attempts=3, context=context)
-    assert nothing_is_stored()  # for all others
+    assert nothing_is_stored()  # visible to other transactions
     session.commit()
     row = task(found.task_id)
     assert found == Submitted(row["id"], TaskStatus.QUEUED, created=True)
@@ -87,29 +68,27 @@ def test_a_task_is_there_with_its_first_transition_and_its_wakeup_or_not_at_all(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_wakeup_is_published_after_the_commit_and_not_before(
-    count: int, session: Session, stack: ServersOfTests
-) -> None:
+def test_a_wakeup_is_not_published_before_the_commit(count: int, session: Session, stack: ServersOfTests) -> None:
     found = submit_many(session, [NewTask("test.insert") for _ in range(count)])
-    published()
+    wait_until_published()
     assert woken(stack) == []
     session.commit()
-    published()
+    wait_until_published()
     assert arrived(stack) == {str(each.task_id): 1 for each in found}
     assert [(wakeup.status, wakeup.is_leased) for wakeup in wakeups()] == [("SENT", False)]
 
 
-def test_a_rollback_wakeups_for_nobody(session: Session, stack: ServersOfTests) -> None:
+def test_a_rolled_back_submit_publishes_no_wakeup(session: Session, stack: ServersOfTests) -> None:
     submit(session, "test.insert")
     session.rollback()
     submit_many(session, [NewTask("test.insert")] * 2)
     session.close()
-    published()
+    wait_until_published()
     assert nothing_is_stored()
     assert woken(stack) == []
 
 
-def test_tasks_of_a_rolled_back_savepoint_vanish_with_their_wakeups(session: Session, stack: ServersOfTests) -> None:
+def test_a_rolled_back_savepoint_leaves_neither_tasks_nor_wakeups(session: Session, stack: ServersOfTests) -> None:
     kept = submit(session, "test.insert")
     with session.begin_nested():
         inner = submit(session, "test.insert", key="inner")
@@ -117,10 +96,10 @@ def test_tasks_of_a_rolled_back_savepoint_vanish_with_their_wakeups(session: Ses
         with suppress(RuntimeError), session.begin_nested():
             how(session)
             raise RuntimeError
-    published()
+    wait_until_published()
     assert woken(stack) == []
     session.commit()
-    published()
+    wait_until_published()
     assert arrived_ids(stack) == {kept.task_id, inner.task_id} == {row[0] for row in rows("id")}
 
 
@@ -132,52 +111,54 @@ def submit_two(session: Session) -> None:
     submit_many(session, [NewTask("test.insert", key="a"), NewTask("test.insert")])
 
 
-def test_a_connection_whose_commit_nobody_watches_leaves_its_wakeups_to_the_relay(
+def test_the_relay_publishes_wakeups_of_a_connection_whose_commit_we_cannot_see(
     relay: Relay, stack: ServersOfTests
 ) -> None:
     with engine().begin() as connection:
         submit(connection, "test.insert")
         submit_many(connection, [NewTask("test.insert")] * 2)
-    published()
+    wait_until_published()
     assert [(wakeup.status, wakeup.is_leased) for wakeup in wakeups()] == [("NEW", False)] * 2
     assert woken(stack) == []
     assert relay.tick().sent == 2
     assert arrived_ids(stack) == {row[0] for row in rows("id")}
 
 
-def test_a_watched_connection_publishes_after_its_commit_and_not_after_a_rollback(stack: ServersOfTests) -> None:
+def test_a_connection_of_outbox_begin_publishes_after_its_commit_and_not_after_a_rollback(
+    stack: ServersOfTests,
+) -> None:
     with outbox.begin(engine()) as connection:
         found = [submit(connection, "test.insert"), *submit_many(connection, [NewTask("test.insert")] * 2)]
-        published()
+        wait_until_published()
         assert woken(stack) == []
     with suppress(RuntimeError), outbox.begin(engine()) as connection:
         submit(connection, "test.insert")
         raise RuntimeError
-    published()
+    wait_until_published()
     assert arrived_ids(stack) == {each.task_id for each in found}
     assert len(rows()) == 3
 
 
-def test_what_a_handler_submits_is_woken_for_after_its_batch_has_committed(stack: ServersOfTests) -> None:
+def test_a_task_that_a_handler_submits_is_not_woken_before_the_batch_commits(stack: ServersOfTests) -> None:
     seen: list[Any] = []
 
     def submit_another(_task: Task, db: Session) -> None:
         seen.append(submit(db, "test.insert", key="child").task_id)
-        published()
+        wait_until_published()
         seen.append(arrived_ids(stack))
 
     work.SCRIPTS["submit"] = submit_another
-    with engine().begin() as connection:  # unwatched: nothing of its own is woken for
+    with engine().begin() as connection:  # its wake-up is not published
         parent = submit(connection, "test.scripted", {"do": "submit"}).task_id
     ingest(engine(), [parent])
-    published()
+    wait_until_published()
     child, woken_before = seen
     assert woken_before == set()
     assert arrived_ids(stack) == {child}
     assert task(parent)["status"] == "SUCCEEDED"
 
 
-def test_what_a_failed_handler_submitted_was_never_there(stack: ServersOfTests) -> None:
+def test_a_failed_handler_leaves_no_task_that_it_submitted(stack: ServersOfTests) -> None:
     def submit_and_fail(_task: Task, db: Session) -> None:
         submit(db, "test.insert", key="child")
         raise work.OnPurpose
@@ -186,12 +167,12 @@ def test_what_a_failed_handler_submitted_was_never_there(stack: ServersOfTests) 
     with engine().begin() as connection:
         found = submit_many(connection, [NewTask("test.scripted", {"do": "submit and fail"}) for _ in range(2)])
     ingest(engine(), [each.task_id for each in found])
-    published()
+    wait_until_published()
     assert rows("type, status") == [("test.scripted", "RETRYING")] * 2
     assert woken(stack) == []
 
 
-def test_one_wakeup_holds_one_kind_and_at_most_a_batch_of_its_handler(
+def test_a_wakeup_never_mixes_kinds_and_never_exceeds_a_batch(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGEST_QUEUES", "ingest,slow")
@@ -227,7 +208,7 @@ def test_one_wakeup_holds_one_kind_and_at_most_a_batch_of_its_handler(
     assert Counter(one for wakeup in wakeups() for one in wakeup.ids) == Counter(each.task_id for each in found)
 
 
-def test_the_answers_come_in_the_order_of_the_tasks(session: Session) -> None:
+def test_results_are_in_the_order_of_the_tasks(session: Session) -> None:
     new = [NewTask("test.insert", n, key=f"{7 * n % 100:02}" if n % 3 else None) for n in range(100)]
     found = submit_many(session, iter(new))
     session.commit()
@@ -237,16 +218,16 @@ def test_the_answers_come_in_the_order_of_the_tasks(session: Session) -> None:
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
 @pytest.mark.parametrize("wait", [timedelta(hours=2), datetime], ids=["timedelta", "datetime"])
-def test_a_scheduled_task_waits_for_its_time_by_the_ledgers_clock(
+def test_a_scheduled_task_is_not_woken_before_its_time_by_the_ledgers_clock(
     many: bool, wait: Any, session: Session, relay: Relay, stack: ServersOfTests
 ) -> None:
-    move(stack, 86_400)  # the clock of this machine says another day
+    move(stack, 86_400)  # the clock of this machine is a day behind
     now: datetime = session.execute(sql("SELECT ledger.ledger_now()")).scalar_one()
     run_at = now + timedelta(hours=2) if wait is datetime else wait
     new = NewTask("test.insert", run_at=run_at)
     found = submit_many(session, [new] * 2) if many else [submit(session, "test.insert", run_at=run_at)]
     session.commit()
-    published()
+    wait_until_published()
     for each in found:
         row = task(each.task_id)
         assert each.status == row["status"] == "QUEUED"
@@ -267,19 +248,17 @@ def test_a_scheduled_task_waits_for_its_time_by_the_ledgers_clock(
     [timedelta(0), timedelta(days=-1), datetime(2020, 1, 1, tzinfo=UTC), datetime.min.replace(tzinfo=UTC)],
     ids=["now", "yesterday", "2020", "long ago"],
 )
-def test_what_should_have_run_before_now_is_due_now_and_is_woken_for_at_once(
-    run_at: Any, session: Session, stack: ServersOfTests
-) -> None:
+def test_a_task_whose_time_has_passed_is_woken_at_once(run_at: Any, session: Session, stack: ServersOfTests) -> None:
     found = [submit(session, "test.insert", run_at=run_at)]
     found += submit_many(session, [NewTask("test.insert", run_at=run_at)] * 2)
     session.commit()
-    published()
+    wait_until_published()
     assert rows("next_retry_at, last_wakeup_at = created_at") == [(None, True)] * 3
     assert [(wakeup.status, wakeup.due_at) for wakeup in wakeups()] == [("SENT", None)] * 2
     assert arrived_ids(stack) == {each.task_id for each in found}
 
 
-def test_a_day_has_24_hours_also_when_the_session_lives_where_clocks_are_changed(session: Session) -> None:
+def test_daylight_saving_time_does_not_change_the_length_of_a_day(session: Session) -> None:
     session.execute(sql("SET LOCAL TimeZone = 'America/New_York'"))
     waits = [timedelta(days=30 * month, microseconds=1) for month in range(1, 12)]
     found = [submit(session, "test.insert", run_at=wait) for wait in waits]
@@ -296,13 +275,13 @@ def test_a_day_has_24_hours_also_when_the_session_lives_where_clocks_are_changed
         (NewTask("test.insert", {"a": "\x00"}), "payload_has_nul"),
         (NewTask("test.nothing"), "unknown_type"),
         (NewTask("test.insert", queue="nowhere"), "unknown_queue"),
-        (NewTask("test.insert", notify="nobody"), "unknown_destination"),
+        (NewTask("test.insert", notify="nowhere"), "unknown_destination"),
         (NewTask("test.insert", priority=10), "bad_task"),
         (NewTask("test.insert", "another payload", key="taken"), "idempotency_conflict"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_nothing_is_stored_when_one_of_many_is_bad(
+def test_one_bad_task_prevents_the_whole_call(
     bad: NewTask, code: str, session: Session, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submit_module, "CHUNK", 3)
@@ -313,15 +292,15 @@ def test_nothing_is_stored_when_one_of_many_is_bad(
     with pytest.raises(CeleriacError) as refused:
         submit_many(session, [*good, bad, NewTask("test.insert")])
     assert refused.value.code == code
-    session.commit()  # the transaction is still good
-    published()
+    session.commit()  # the transaction is still usable
+    wait_until_published()
     assert rows("id") == [(existing,)]
     assert (wakeups(), transitions(existing)) == before
     assert woken(stack) == []
     assert all(each.created for each in submit_many(session, good))  # their keys are still free
 
 
-def test_a_submit_is_one_statement_and_five_thousand_are_five(session: Session) -> None:
+def test_a_submit_sends_one_statement_and_a_submit_of_five_thousand_sends_five(session: Session) -> None:
     session.connection()
     with statements() as sent:
         submit(session, "test.insert", {"n": 1}, key="one")
@@ -338,7 +317,7 @@ def test_a_submit_is_one_statement_and_five_thousand_are_five(session: Session) 
     assert len(sent) == 5
     with statements() as sent:
         assert not any(each.created for each in submit_many(session, keyed))
-    assert len(sent) == 10  # each chunk meets existing tasks, and reads them
+    assert len(sent) == 5
     session.rollback()
 
 

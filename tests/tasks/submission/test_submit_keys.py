@@ -1,4 +1,4 @@
-"""Keys (P10, P14): three lanes into the ledger, and one task for each key, whoever comes first and whoever gives up."""
+"""Idempotency keys: one task per key, whichever way and however concurrently it is submitted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -40,12 +40,12 @@ def by_submit(connection: Connection, payload: Any, key: str | None) -> uuid.UUI
 
 
 def by_submit_many(connection: Connection, payload: Any, key: str | None) -> uuid.UUID:
-    """With a task of another type, since one alone takes the way of `submit`."""
+    """Submit it with a task of another type, because a single task takes the same path as `submit`."""
     return submit_many(connection, [NewTask("test.fail"), NewTask("test.insert", payload, key=key)])[1].task_id
 
 
 def by_sql(connection: Connection, payload: Any, key: str | None) -> uuid.UUID:
-    """In a savepoint: what SQL refuses ends the transaction."""
+    """Submit it in a savepoint, because an error in SQL ends the transaction."""
     try:
         with connection.begin_nested():
             found = connection.execute(BY_SQL, {"payload": json.dumps(payload), "key": key}).scalar_one()
@@ -62,40 +62,23 @@ each_lane = pytest.mark.parametrize("lane", LANES)
 each_pair = pytest.mark.parametrize(("lane", "then"), [(one, other) for one in LANES for other in LANES])
 
 
-@pytest.fixture(autouse=True)
-def _handlers(stack: ServersOfTests) -> None:
-    work.register()
-
-
-@pytest.fixture
-def session(stack: ServersOfTests) -> Iterator[Session]:
-    with sessions()() as session:
-        yield session
-
-
-@pytest.fixture
-def connection(stack: ServersOfTests) -> Iterator[Connection]:
-    with engine().connect() as connection:
-        yield connection
-
-
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Somebody who submits while the transaction of another is open."""
+    """A second client that submits while the transaction of the first is open."""
 
     stack: ServersOfTests
     connection: Connection
     threads: ThreadPoolExecutor
 
     def waits(self, lane: Lane, payload: Any, key: str) -> Future[uuid.UUID | None]:
-        """Submits and commits in a thread of its own, which by now waits for a lock; the result is a conflict's."""
+        """Submit in a thread and return when it waits for a lock. The result is the task of a conflict, or None."""
         started = self.threads.submit(self._submit, lane, payload, key)
-        wait_until(self._is_blocked, "the second one waits for the first")
+        wait_until(self._is_blocked, "the second client waits for the first")
         return started
 
     def _submit(self, lane: Lane, payload: Any, key: str) -> uuid.UUID | None:
         with self.connection.begin():
-            return refused(lane, self.connection, payload, key)
+            return conflict_of(lane, self.connection, payload, key)
 
     def _is_blocked(self) -> bool:
         with self.stack.cluster.superuser.connect() as watcher:
@@ -108,8 +91,8 @@ def second(stack: ServersOfTests) -> Iterator[Second]:
         yield Second(stack, connection, threads)
 
 
-def refused(lane: Lane, connection: Connection, payload: Any, key: str) -> uuid.UUID | None:
-    """Of which task it was told that the key belongs to it."""
+def conflict_of(lane: Lane, connection: Connection, payload: Any, key: str) -> uuid.UUID | None:
+    """Submit, and return the task that the key belongs to if there is a conflict, otherwise None."""
     try:
         lane(connection, payload, key)
     except IdempotencyConflict as conflict:
@@ -126,16 +109,17 @@ def wakeups_of(task_id: uuid.UUID) -> int:
 
 
 def finish_all() -> None:
-    """As if all had succeeded a year ago."""
+    """Update all tasks as if they had succeeded a year ago."""
     with engine().begin() as connection:
         connection.execute(
             sql(
-                "UPDATE ledger.ingest_task SET status = 'SUCCEEDED', finished_at = ledger.ledger_now() - interval '1 year'"
+                "UPDATE ledger.ingest_task"
+                " SET status = 'SUCCEEDED', finished_at = ledger.ledger_now() - interval '1 year'"
             )
         )
 
 
-def test_the_lanes_write_the_same_rows() -> None:
+def test_all_ways_of_submitting_write_the_same_rows() -> None:
     written = []
     for lane in LANES:
         with engine().begin() as connection:
@@ -144,19 +128,19 @@ def test_the_lanes_write_the_same_rows() -> None:
         for own in ("id", "idempotency_key", "created_at", "updated_at", "last_wakeup_at"):
             del row[own]
         (wakeup,) = [wakeup for wakeup in wakeups() if id_ in wakeup.ids]
-        told = transitions(id_, "from_status, to_status, attempt_count, message")
+        history = transitions(id_, "from_status, to_status, attempt_count, message")
         written.append(
-            (row, told, wakeup.queue, wakeup.type, wakeup.batch, wakeup.priority, wakeup.due_at, wakeup.status)
+            (row, history, wakeup.queue, wakeup.type, wakeup.batch, wakeup.priority, wakeup.due_at, wakeup.status)
         )
         assert wakeup.ids == [id_]
     assert written[0] == written[1] == written[2]
 
 
 @each_pair
-def test_a_key_has_one_task_whichever_lane_it_comes_from(lane: Lane, then: Lane, connection: Connection) -> None:
+def test_a_key_that_is_submitted_in_two_ways_has_one_task(lane: Lane, then: Lane, connection: Connection) -> None:
     (id_,) = {each(connection, {"n": 1}, "k") for each in (lane, then, lane)}
     assert id_ == keyed_id("test.insert", "k")
-    assert refused(then, connection, {"n": 2}, "k") == id_
+    assert conflict_of(then, connection, {"n": 2}, "k") == id_
     connection.commit()
     assert keyed("payload") == [({"n": 1},)]
     assert wakeups_of(id_) == len(transitions(id_)) == 1
@@ -164,7 +148,7 @@ def test_a_key_has_one_task_whichever_lane_it_comes_from(lane: Lane, then: Lane,
 
 @each_pair
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_who_submits_a_key_that_another_is_submitting_waits_for_what_becomes_of_it(
+def test_two_open_transactions_with_one_key_create_one_task(
     lane: Lane, then: Lane, ending: str, connection: Connection, second: Second
 ) -> None:
     lane(connection, {"n": 1}, "k")
@@ -176,7 +160,7 @@ def test_who_submits_a_key_that_another_is_submitting_waits_for_what_becomes_of_
 
 
 @each_pair
-def test_who_waited_with_another_payload_is_refused_and_after_a_rollback_is_not(
+def test_a_conflict_is_not_missed_by_a_transaction_that_waited(
     lane: Lane, then: Lane, connection: Connection, second: Second
 ) -> None:
     lane(connection, {"n": 1}, "k")
@@ -190,7 +174,7 @@ def test_who_waited_with_another_payload_is_refused_and_after_a_rollback_is_not(
     assert keyed("idempotency_key, payload") == [("k", {"n": 1}), ("l", {"n": 2})]
 
 
-def test_of_many_at_once_on_all_lanes_one_puts_it_there_though_some_roll_back() -> None:
+def test_concurrent_submits_of_one_key_create_one_task_although_some_roll_back() -> None:
     barrier = Barrier(6, timeout=20)
 
     def race(number: int, key: str) -> uuid.UUID | None:
@@ -236,7 +220,7 @@ DIFFERENT = [
 
 @each_lane
 @pytest.mark.parametrize("pruned", [False, True], ids=["waiting", "pruned"])
-def test_equal_is_what_the_database_calls_equal_also_when_only_a_tombstone_is_left(
+def test_payloads_are_compared_as_jsonb_even_after_the_task_was_pruned(
     lane: Lane, pruned: bool, connection: Connection
 ) -> None:
     for number, (stored, _) in enumerate(SAME + DIFFERENT):
@@ -246,34 +230,32 @@ def test_equal_is_what_the_database_calls_equal_also_when_only_a_tombstone_is_le
         finish_all()
         assert prune(engine(), settings.current()).tasks == len(SAME + DIFFERENT)
     for number, (_, again) in enumerate(SAME + DIFFERENT):
-        conflict = refused(lane, connection, json.loads(again), str(number))
+        conflict = conflict_of(lane, connection, json.loads(again), str(number))
         assert (conflict is None) == (number < len(SAME)), again
     connection.commit()
     assert len(keyed()) == (0 if pruned else len(SAME + DIFFERENT))
 
 
 @each_lane
-def test_a_pruned_task_is_met_again_with_its_final_status_and_does_not_run_twice(
-    lane: Lane, connection: Connection
-) -> None:
+def test_a_pruned_task_does_not_run_again(lane: Lane, connection: Connection) -> None:
     id_ = lane(connection, {"n": 1}, "k")
     connection.commit()
     finish_all()
     prune(engine(), settings.current())
     assert lane(connection, {"n": 1}, "k") == id_
-    assert refused(lane, connection, {"n": 2}, "k") == id_
+    assert conflict_of(lane, connection, {"n": 2}, "k") == id_
     connection.commit()
     assert keyed() == transitions(id_) == []
-    assert wakeups_of(id_) == 1  # the old one
+    assert wakeups_of(id_) == 1  # the old wake-up
     found = submit(connection, "test.insert", {"n": 1}, key="k")
     assert (found.status, found.created) == ("SUCCEEDED", False)
 
 
 @each_lane
-def test_who_submits_a_key_at_the_moment_of_its_pruning_meets_the_tombstone(
+def test_a_key_that_is_pruned_during_its_submit_does_not_run_again(
     lane: Lane, connection: Connection, second: Second
 ) -> None:
-    """It waits for the end of the pruning with a view of the ledger in which there is no tombstone yet."""
+    """The submit waits for the pruning with a snapshot in which there is no tombstone yet."""
     lane(connection, {"n": 1}, "same")
     connection.commit()
     finish_all()
@@ -293,7 +275,7 @@ def test_who_submits_a_key_at_the_moment_of_its_pruning_meets_the_tombstone(
 
 
 @each_lane
-def test_a_key_is_free_again_when_its_tombstone_is_gone(
+def test_a_key_can_be_used_again_when_its_tombstone_is_pruned(
     lane: Lane, connection: Connection, stack: ServersOfTests
 ) -> None:
     id_ = lane(connection, {"n": 1}, "k")
@@ -307,29 +289,31 @@ def test_a_key_is_free_again_when_its_tombstone_is_gone(
     assert keyed("status, payload") == [("QUEUED", {"n": 2})]
 
 
-def test_a_tombstone_that_vanishes_while_it_is_being_read_asks_to_submit_again(connection: Connection) -> None:
+def test_a_tombstone_that_is_pruned_during_a_submit_makes_the_caller_repeat_it(
+    stack: ServersOfTests, connection: Connection
+) -> None:
+    """The submit is stopped between its INSERT, which found the tombstone, and reading the tombstone."""
     new = [NewTask("test.insert", key="k"), NewTask("test.insert", key="l")]
     submit(connection, "test.insert", key="k")
     connection.commit()
     finish_all()
     prune(engine(), settings.current())
-
-    def prune_the_stone(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-        if "WITH ORDINALITY AS given(id, payload, place)" in statement:  # between the two statements of a submit
-            with engine().begin() as pruning:
-                pruning.execute(sql("DELETE FROM ledger.task_tombstone"))
-
-    event.listen(connection, "before_cursor_execute", prune_the_stone)
-    with pytest.raises(LedgerBusy, match="submit it again"):
-        submit_many(connection, new)
-    event.remove(connection, "before_cursor_execute", prune_the_stone)
+    with ThreadPoolExecutor(1) as threads, stack.cluster.superuser.connect() as other:
+        other.execute(sql("LOCK TABLE ledger.ingest_task_transition IN SHARE MODE"))
+        backend = pid(connection)
+        submitting = threads.submit(submit_many, connection, new)
+        wait_until(lambda: other.execute(WAITING, {"pids": [backend]}).scalar_one(), "the submit waits for the lock")
+        other.execute(sql("DELETE FROM ledger.task_tombstone"))
+        other.commit()
+        with pytest.raises(LedgerBusy, match="submit it again"):
+            submitting.result()
     assert all(each.created for each in submit_many(connection, new))
     connection.commit()
     assert len(keyed()) == 2
 
 
 @each_lane
-def test_a_transaction_that_cannot_see_the_other_task_is_asked_to_repeat_and_not_told_a_lie(
+def test_a_repeatable_read_transaction_that_cannot_see_the_existing_task_must_repeat(
     lane: Lane, connection: Connection, second: Second
 ) -> None:
     other = second.connection
@@ -337,15 +321,15 @@ def test_a_transaction_that_cannot_see_the_other_task_is_asked_to_repeat_and_not
     other.execute(sql("SELECT ledger.ledger_now()"))
     lane(connection, {"n": 1}, "k")
     connection.commit()
-    with pytest.raises(DBAPIError) as refused:
+    with pytest.raises(DBAPIError) as refusal:
         lane(other, {"n": 1}, "k")
-    assert refused.value.orig.pgcode == "40001"  # type: ignore[union-attr]
+    assert refusal.value.orig.pgcode == "40001"  # type: ignore[union-attr]
     other.rollback()
     assert lane(other, {"n": 1}, "k") == keyed_id("test.insert", "k")
-    other.invalidate()  # it is not like the others of its pool
+    other.invalidate()  # its isolation level differs from the others of its pool
 
 
-def test_a_conflict_names_the_existing_task_and_costs_the_caller_nothing_else(session: Session) -> None:
+def test_a_conflict_names_the_existing_task_and_keeps_the_transaction_usable(session: Session) -> None:
     work.sink()
     session.execute(work.INTO_SINK, {"task_id": None, "note": "the caller's own row"})
     existing = submit(session, "test.insert", {"n": 1}, key="k").task_id
@@ -360,13 +344,11 @@ def test_a_conflict_names_the_existing_task_and_costs_the_caller_nothing_else(se
     assert work.effects() == {None: 1}
 
 
-def test_of_twins_in_one_call_the_first_is_put_there_and_the_others_meet_it(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_repeated_in_one_call_creates_one_task(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     for chunk in (1000, 2):  # in one statement, and in several
         monkeypatch.setattr(submit_module, "CHUNK", chunk)
-        twins = [NewTask("test.insert", {"n": 1}, key=f"twin {chunk}") for _ in range(5)]
-        found = submit_many(session, [NewTask("test.insert"), *twins, NewTask("test.insert")])
+        repeated = [NewTask("test.insert", {"n": 1}, key=f"same {chunk}") for _ in range(5)]
+        found = submit_many(session, [NewTask("test.insert"), *repeated, NewTask("test.insert")])
         session.commit()
         assert [each.created for each in found] == [True, True, False, False, False, False, True]
         assert len({each.task_id for each in found}) == 3
@@ -374,18 +356,18 @@ def test_of_twins_in_one_call_the_first_is_put_there_and_the_others_meet_it(
         assert wakeups_of(found[1].task_id) == 1
 
 
-def test_twins_with_two_payloads_are_a_conflict_and_neither_is_there(session: Session) -> None:
+def test_a_key_with_two_payloads_in_one_call_creates_no_task(session: Session) -> None:
     with pytest.raises(IdempotencyConflict):
-        submit_many(session, [NewTask("test.insert", n, key="twin") for n in range(2)])
+        submit_many(session, [NewTask("test.insert", n, key="same") for n in range(2)])
     session.commit()
     assert len(rows()) == len(wakeups()) == 0
 
 
 @pytest.mark.parametrize(("chunk", "count", "rounds"), [(1, 8, 25), (1000, 300, 10)], ids=["by one", "at once"])
-def test_two_bulk_submits_with_the_same_keys_in_opposite_orders_never_wait_for_each_other_for_ever(
+def test_bulk_submits_of_the_same_keys_in_opposite_orders_never_deadlock(
     chunk: int, count: int, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P14. One statement per key gives the two every chance to meet; capitals sort elsewhere in most collations."""
+    """With one statement per key the two calls meet often. Capitals sort differently in most collations."""
     monkeypatch.setattr(submit_module, "CHUNK", chunk)
     barrier = Barrier(2, timeout=20)
 

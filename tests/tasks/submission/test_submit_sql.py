@@ -1,4 +1,4 @@
-"""The SQL function `ingest_submit`: what a program that has never heard of us may do, and what it is told."""
+"""The SQL function `ingest_submit`, for programs that do not import Celeriac."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tasks import NewTask
 from tasks.core.registry import NAME
 from tasks.core.task_ids import keyed_id
 from tasks.execution.deliver import ingest
-from tasks.submission.envelope import KEY_LIMIT, checked
+from tasks.submission.envelope import KEY_LIMIT, check_task
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
 from tests.tasks import work
@@ -32,40 +32,22 @@ from tests.tasks.work import rows, transitions, wakeups
 pytestmark = pytest.mark.usefixtures("stack")
 
 
-@pytest.fixture(autouse=True)
-def _handlers(stack: ServersOfTests) -> None:
-    work.register()
-
-
 @pytest.fixture
-def connection(stack: ServersOfTests) -> Iterator[Connection]:
-    with engine().connect() as connection:
-        yield connection
-
-
-@pytest.fixture
-def stranger(database: str, stack: ServersOfTests) -> Iterator[Any]:
-    """A program that has never heard of us, in a transaction of its own."""
+def client(database: str, stack: ServersOfTests) -> Iterator[Any]:
+    """A cursor of plain psycopg2, as another program would use."""
     connection = psycopg2.connect(database.replace("+psycopg2", ""))
     yield connection.cursor()
     connection.close()
 
 
-@pytest.fixture
-def relay(stack: ServersOfTests) -> Iterator[Relay]:
-    relay = Relay.of(settings.current())
-    yield relay
-    relay.close()
-
-
-def test_a_stranger_submits_in_its_own_transaction_and_the_relay_wakeups(
-    stranger: Any, relay: Relay, stack: ServersOfTests
+def test_a_client_submits_in_its_own_transaction_and_the_relay_publishes_the_wakeup(
+    client: Any, relay: Relay, stack: ServersOfTests
 ) -> None:
-    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '{\"n\": 1}')")
-    stranger.connection.rollback()
+    client.execute("SELECT celeriac.ingest_submit('test.insert', '{\"n\": 1}')")
+    client.connection.rollback()
     assert len(rows()) == len(wakeups()) == 0
-    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '{\"n\": 1}')")
-    stranger.connection.commit()
+    client.execute("SELECT celeriac.ingest_submit('test.insert', '{\"n\": 1}')")
+    client.connection.commit()
     ((id_, key),) = rows("id, idempotency_key")
     assert (id_.version, key) == (7, None)
     assert transitions(id_, "to_status, actor = CURRENT_USER") == [("QUEUED", True)]
@@ -77,37 +59,39 @@ def test_a_stranger_submits_in_its_own_transaction_and_the_relay_wakeups(
     assert work.effects() == {id_: 1}
 
 
-def test_a_stranger_names_what_it_means_and_is_told_the_rest(stranger: Any) -> None:
-    stranger.execute("SELECT celeriac.ingest_submit(type => 'any.type', payload => NULL, queue => 'slow', key => 'k')")
-    stranger.connection.commit()
+def test_arguments_that_are_not_given_have_defaults(client: Any) -> None:
+    client.execute("SELECT celeriac.ingest_submit(type => 'any.type', payload => NULL, queue => 'slow', key => 'k')")
+    client.connection.commit()
     columns = "type, payload, queue, priority, max_attempts, context, idempotency_key"
     assert rows(columns) == [("any.type", None, "slow", 5, 10, {}, "k")]
-    assert rows("payload = 'null'") == [(True,)]  # as None in Python, and not SQL's NULL
+    assert rows("payload = 'null'") == [(True,)]  # JSON null, as for None in Python, not SQL's NULL
     assert settings.current().ingest_max_attempts == 10
 
 
-def test_a_conflict_has_a_code_of_its_own_and_names_the_task(stranger: Any) -> None:
-    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '1', 'k')")
-    (id_,) = stranger.fetchone()
-    stranger.connection.commit()
+def test_a_conflict_has_its_own_code_and_names_the_task(client: Any) -> None:
+    client.execute("SELECT celeriac.ingest_submit('test.insert', '1', 'k')")
+    (id_,) = client.fetchone()
+    client.connection.commit()
     with pytest.raises(psycopg2.Error, match=f"The key belongs to the task {id_}, which has another payload.") as error:
-        stranger.execute("SELECT celeriac.ingest_submit('test.insert', '2', 'k')")
+        client.execute("SELECT celeriac.ingest_submit('test.insert', '2', 'k')")
     assert error.value.pgcode == "CL409"
 
 
 @pytest.mark.parametrize(("wait", "is_due"), [("-1 day", True), ("0", True), ("1 hour", False)])
-def test_a_stranger_says_when(wait: str, is_due: bool, stranger: Any, relay: Relay, stack: ServersOfTests) -> None:
-    stranger.execute(
+def test_a_task_is_not_woken_before_run_at(
+    wait: str, is_due: bool, client: Any, relay: Relay, stack: ServersOfTests
+) -> None:
+    client.execute(
         "SELECT celeriac.ingest_submit('test.insert', '1', run_at => celeriac.ledger_now() + %s::interval)", (wait,)
     )
-    stranger.connection.commit()
+    client.connection.commit()
     assert rows("next_retry_at IS NULL, last_wakeup_at = coalesce(next_retry_at, created_at)") == [(is_due, True)]
     assert relay.tick().sent == is_due
     move(stack, 3601)
     assert relay.tick().sent == (not is_due)
 
 
-def test_what_one_lane_refuses_as_type_key_or_payload_the_other_refuses_too(stranger: Any) -> None:
+def test_sql_and_python_refuse_the_same_types_and_keys(client: Any) -> None:
     types = ["", " ", "a b", "a\n", "é", "-a", "a" * 101, "a" * 100, "a.b_c:d-1", "A", "1"]
     keys = [
         "",
@@ -126,12 +110,12 @@ def test_what_one_lane_refuses_as_type_key_or_payload_the_other_refuses_too(stra
         "é" * 500,
     ]
     for key in keys:
-        assert (_code(stranger, "test.insert", "1", key) is None) == _is_good(NewTask("test.insert", 1, key)), repr(key)
+        assert (_code(client, "test.insert", "1", key) is None) == _is_valid(NewTask("test.insert", 1, key)), repr(key)
     for type_ in types:
-        assert (_code(stranger, type_, "1", None) is None) == bool(NAME.fullmatch(type_)), repr(type_)
-    assert _code(stranger, "", "1", None) == _code(stranger, None, "1", "k") == _code(stranger, "t", "1", "") == "CL400"
-    assert _code(stranger, "t", json.dumps("x" * (MAX_BYTES - 1)), None) == "CL413"
-    assert _code(stranger, "t", json.dumps("x" * (MAX_BYTES - 2)), None) is None
+        assert (_code(client, type_, "1", None) is None) == bool(NAME.fullmatch(type_)), repr(type_)
+    assert _code(client, "", "1", None) == _code(client, None, "1", "k") == _code(client, "t", "1", "") == "CL400"
+    assert _code(client, "t", json.dumps("x" * (MAX_BYTES - 1)), None) == "CL413"
+    assert _code(client, "t", json.dumps("x" * (MAX_BYTES - 2)), None) is None
     assert len("k" * 500) == KEY_LIMIT
 
 
@@ -163,14 +147,14 @@ PAYLOADS = {
 
 
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
-def test_what_one_lane_refuses_as_too_much_the_other_refuses_too(payload: str, stranger: Any) -> None:
-    expected = None if _can_be_given(payload) else "CL400"
-    assert _code(stranger, "test.insert", payload, None) == expected
+def test_sql_and_python_refuse_the_same_payloads(payload: str, client: Any) -> None:
+    expected = None if _is_accepted_by_python(payload) else "CL400"
+    assert _code(client, "test.insert", payload, None) == expected
 
 
-def _can_be_given(payload: str) -> bool:
+def _is_accepted_by_python(payload: str) -> bool:
     try:
-        return _is_good(NewTask("test.insert", json.loads(payload)))
+        return _is_valid(NewTask("test.insert", json.loads(payload)))
     except (ValueError, RecursionError):
         return False
 
@@ -178,47 +162,47 @@ def _can_be_given(payload: str) -> bool:
 @pytest.mark.parametrize(
     ("run_at", "code"), [("9000-01-01 00:00+00", None), ("20000-01-01", "CL400"), ("infinity", "CL400")]
 )
-def test_a_time_that_nobody_can_show_is_refused(run_at: str, code: str | None, stranger: Any) -> None:
+def test_a_time_that_python_cannot_represent_is_refused(run_at: str, code: str | None, client: Any) -> None:
     found = None
     try:
-        stranger.execute("SELECT celeriac.ingest_submit('test.insert', '1', run_at => %s)", (run_at,))
+        client.execute("SELECT celeriac.ingest_submit('test.insert', '1', run_at => %s)", (run_at,))
     except psycopg2.Error as error:
         found = error.pgcode
     assert found == code
 
 
-def test_whoever_names_no_queue_gets_the_usual_one(stranger: Any) -> None:
-    stranger.execute("SELECT celeriac.ingest_submit('test.insert', '1', NULL, NULL, NULL)")
-    stranger.connection.commit()
+def test_a_null_queue_means_the_default_queue(client: Any) -> None:
+    client.execute("SELECT celeriac.ingest_submit('test.insert', '1', NULL, NULL, NULL)")
+    client.connection.commit()
     assert rows("queue") == [("ingest",)]
 
 
-def _code(stranger: Any, type_: str | None, payload: str, key: str | None) -> str | None:
-    """The SQLSTATE of a refusal."""
+def _code(client: Any, type_: str | None, payload: str, key: str | None) -> str | None:
+    """Return the SQLSTATE of the error, or None."""
     code: str | None = None
     try:
-        stranger.execute("SELECT celeriac.ingest_submit(%s, %s, %s)", (type_, payload, key))
+        client.execute("SELECT celeriac.ingest_submit(%s, %s, %s)", (type_, payload, key))
     except psycopg2.Error as error:
         code = error.pgcode
-    stranger.connection.rollback()
+    client.connection.rollback()
     return code
 
 
-def _is_good(new: NewTask) -> bool:
+def _is_valid(new: NewTask) -> bool:
     try:
-        checked(new)
+        check_task(new)
     except Misuse:
         return False
     return True
 
 
-def test_the_function_finds_its_tables_from_any_search_path(stranger: Any) -> None:
-    stranger.execute("SET search_path = pg_catalog")
-    stranger.execute("SELECT public.ingest_submit('test.insert', '1', 'k'), public.ingest_submit('test.insert', '1')")
-    stranger.connection.commit()
+def test_the_function_works_with_any_search_path(client: Any) -> None:
+    client.execute("SET search_path = pg_catalog")
+    client.execute("SELECT celeriac.ingest_submit('test.insert', '1', 'k'), celeriac.ingest_submit('test.insert', '1')")
+    client.connection.commit()
     assert len(rows()) == len(wakeups()) == 2
-    stranger.execute("SHOW search_path")
-    assert stranger.fetchone() == ("pg_catalog",)
+    client.execute("SHOW search_path")
+    assert client.fetchone() == ("pg_catalog",)
 
 
 Pair = tuple[str, str]
@@ -233,7 +217,7 @@ def _as_object(pairs: list[tuple[str, Pair]]) -> Pair:
     return f"{{{one}}}", f"{{{other}}}"
 
 
-# Two writings of one value, or of two that look much the same.
+# Pairs of texts: two notations of one value, or two similar values.
 NEAR = (
     "1 1.0, -2 -2.00, 0 -0.0, 0.5 0.500, 10 1.0e1, 100.50 100.5, 1 10, 0.5 0.05, 0.10 0.01, 0.5005 0.55, 1.005 1.5,"
     ' "1.0" "1", "a.50" "a.5", 1 "1", null "null", [] {}'
@@ -254,7 +238,7 @@ with_fixtures = given_settings(
 
 @given(pairs=st.lists(JSON, min_size=20, max_size=40))
 @with_fixtures
-def test_the_hash_in_a_tombstone_is_equal_exactly_where_jsonb_is(pairs: list[Pair], connection: Connection) -> None:
+def test_the_hash_in_a_tombstone_is_equal_if_and_only_if_jsonb_is(pairs: list[Pair], connection: Connection) -> None:
     statement = sql("""
         SELECT one, other FROM unnest(CAST(:ones AS jsonb[]), CAST(:others AS jsonb[])) AS pair(one, other)
         WHERE (one = other) <> (ledger.ingest_payload_sha(one) = ledger.ingest_payload_sha(other))""")

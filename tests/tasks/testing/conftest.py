@@ -1,4 +1,4 @@
-"""A test as a user writes it: a session in a transaction that is rolled back, after which nothing is left anywhere."""
+"""A session as a user's test has it: in a transaction that is rolled back, after which no row or message is left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INVOICE = text("CREATE TABLE public.invoice (number integer PRIMARY KEY, paid in
 
 @pytest.fixture
 def db(stack: ServersOfTests) -> Iterator[Session]:
-    """Code that commits is welcome: with `create_savepoint` it commits savepoints. A superuser may move the clock."""
+    """Code under test may commit: `create_savepoint` turns that into a savepoint. A superuser may move the clock."""
     with stack.cluster.superuser.connect() as connection:
         transaction = connection.begin()
         with Session(connection, join_transaction_mode="create_savepoint") as session:
@@ -30,15 +30,15 @@ def db(stack: ServersOfTests) -> Iterator[Session]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest, stack: ServersOfTests) -> Iterator[None]:
-    """Set up before `db` is, and looks after it is gone."""
+    """Check this after the `db` fixture has ended: this fixture is set up first."""
     yield
-    assert left_in_the_ledger() == {}
+    assert count_rows() == {}
     with redis.Redis.from_url(stack.addresses["BROKER_URL"]) as broker:
-        assert broker.dbsize() == 0, "a message has left"
+        assert broker.dbsize() == 0, "a message was published"
 
 
-def left_in_the_ledger() -> dict[str, int]:
-    """Rows by table, where there are any."""
+def count_rows() -> dict[str, int]:
+    """Count the rows of each table of the ledger that is not empty."""
     counts = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in Base.metadata.tables)
     with engine().begin() as connection:
         return {name: count for name, count in connection.execute(sql(counts)) if count}

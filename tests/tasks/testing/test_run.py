@@ -1,4 +1,4 @@
-"""`run` in a user's transaction: the real guard, the real settling, and nothing of it is there afterwards."""
+"""`run` uses production's claim and settling in a user's transaction, and nothing remains after its rollback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from models.engine import engine
 from models.errors import Misuse
@@ -24,6 +24,18 @@ from tests.tasks.deliveries import BatchClock, handled
 
 PAY = text("INSERT INTO public.invoice VALUES (:number, 1) ON CONFLICT (number) DO UPDATE SET paid = invoice.paid + 1")
 INVOICES = text("SELECT number, paid FROM public.invoice ORDER BY number")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Invoice(Base):
+    __tablename__ = "invoice"
+    __table_args__ = {"schema": "public"}  # noqa: RUF012 - SQLAlchemy reads it from the class
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    paid: Mapped[int]
 
 
 def pay(task: Task, db: Session) -> Any:
@@ -52,7 +64,7 @@ def invoices(db: Session | Connection) -> list[tuple[int, int]]:
     return [tuple(row) for row in db.execute(INVOICES)]
 
 
-def test_a_task_that_succeeds_has_its_effect_its_result_and_its_history_in_the_users_transaction(db: Session) -> None:
+def test_effect_result_and_history_of_a_task_are_in_the_users_transaction(db: Session) -> None:
     ran = run("test.pay", {"invoice": 17}, db)
 
     assert (ran.status, ran.was_run, ran.result, ran.raised) == ("SUCCEEDED", True, {"invoice": 17}, None)
@@ -60,7 +72,7 @@ def test_a_task_that_succeeds_has_its_effect_its_result_and_its_history_in_the_u
     assert invoices(db) == [(17, 1)]
 
 
-def test_a_failure_waits_as_long_as_its_handler_says_and_its_effect_is_gone(db: Session) -> None:
+def test_a_failed_task_has_no_effect_and_waits_for_its_handlers_backoff(db: Session) -> None:
     ran = run("test.pay", {"invoice": 17, "then": "fail"}, db)
 
     assert (ran.status, ran.attempt_count, ran.retry_after) == ("RETRYING", 1, timedelta(seconds=60))
@@ -70,7 +82,7 @@ def test_a_failure_waits_as_long_as_its_handler_says_and_its_effect_is_gone(db: 
     assert invoices(db) == []
 
 
-def test_a_test_can_follow_a_task_through_its_retries_to_its_death(db: Session) -> None:
+def test_a_test_can_follow_a_task_through_its_retries_until_it_is_dead(db: Session) -> None:
     first = run("test.pay", {"invoice": 17, "then": "fail"}, db)
     assert not deliver(db, first.task_id).was_run, "it is not due"
 
@@ -97,7 +109,7 @@ def test_a_verdict_is_settled_as_in_production(
     assert invoices(db) == []
 
 
-def test_of_a_batch_one_that_fails_costs_the_others_nothing(db: Session) -> None:
+def test_a_failing_task_does_not_harm_the_others_of_its_batch(db: Session) -> None:
     ran = run_many("test.pay", [{"invoice": 1}, {"invoice": 2, "then": "fail"}, {"invoice": 3}], db)
 
     assert [each.status for each in ran] == ["SUCCEEDED", "RETRYING", "SUCCEEDED"]
@@ -105,7 +117,7 @@ def test_of_a_batch_one_that_fails_costs_the_others_nothing(db: Session) -> None
     assert invoices(db) == [(1, 1), (3, 1)]
 
 
-def test_a_handler_of_many_gets_the_whole_batch_at_once(db: Session) -> None:
+def test_a_batch_handler_gets_the_whole_batch_at_once(db: Session) -> None:
     seen: list[int] = []
 
     def pay_all(tasks: Sequence[Task], db: Session) -> list[int]:
@@ -116,19 +128,19 @@ def test_a_handler_of_many_gets_the_whole_batch_at_once(db: Session) -> None:
     with handled("test.pay_all", pay_all, many=True, batch=3):
         assert [each.result for each in run_many("test.pay_all", [1, 2, 3], db)] == [10, 20, 30]
         assert run("test.pay_all", 4, db).result == 40
-        with pytest.raises(Misuse, match="at most 3 tasks, and here are 4"):
+        with pytest.raises(Misuse, match="at most 3 tasks; 4 were given"):
             run_many("test.pay_all", [1, 2, 3, 4], db)
     assert seen == [3, 1]
 
 
-def test_nobody_runs_that_was_not_asked_for(db: Session) -> None:
-    """The guard of production fills a batch with other due tasks."""
+def test_run_does_not_add_other_due_tasks_to_the_batch(db: Session) -> None:
+    """A claim in production does."""
     submit(db, "test.pay", {"invoice": 1})
     run("test.pay", {"invoice": 2}, db)
     assert invoices(db) == [(2, 1)]
 
 
-def test_steps_are_kept_over_a_retry_and_what_is_left_commits_with_the_success(db: Session) -> None:
+def test_steps_are_kept_over_a_retry_and_the_finish_commits_with_the_success(db: Session) -> None:
     asked: list[str] = []
 
     def fetch(number: int) -> int:
@@ -155,7 +167,7 @@ def test_steps_are_kept_over_a_retry_and_what_is_left_commits_with_the_success(d
     assert invoices(db) == [(18, 1)]
 
 
-def test_all_that_is_due_runs_and_what_that_submits(db: Session) -> None:
+def test_run_due_runs_all_due_tasks_and_those_that_they_submit(db: Session) -> None:
     submit(db, "test.pay", {"invoice": 1, "then": "submit"})
     submit(db, "test.pay", {"invoice": 7}, run_at=timedelta(hours=1))
 
@@ -165,7 +177,7 @@ def test_all_that_is_due_runs_and_what_that_submits(db: Session) -> None:
     assert [ran.payload["invoice"] for ran in run_due(db)] == [7]
 
 
-def test_of_one_partition_key_a_task_waits_for_its_turn(db: Session) -> None:
+def test_a_task_with_a_partition_key_waits_for_its_turn(db: Session) -> None:
     first = run("test.pay", {"invoice": 1, "then": "fail"}, db, partition_key="customer")
     second = run("test.pay", {"invoice": 2}, db, partition_key="customer")
     assert (first.status, second.status, second.was_run) == ("RETRYING", "QUEUED", False)
@@ -174,25 +186,25 @@ def test_of_one_partition_key_a_task_waits_for_its_turn(db: Session) -> None:
     travel(db, minutes=1)
     assert deliver(db, first.task_id).status == "RETRYING"
     travel(db, minutes=5)
-    assert deliver(db, first.task_id).status == "DEAD", "and it holds its key"
+    assert deliver(db, first.task_id).status == "DEAD", "it blocks its key"
     assert not deliver(db, second.task_id).was_run
 
 
-def test_keys_mean_what_they_mean_in_production(db: Session) -> None:
+def test_idempotency_keys_work_as_in_production(db: Session) -> None:
     first = run("test.pay", {"invoice": 1}, db, key="one")
     again = run("test.pay", {"invoice": 1}, db, key="one")
     assert (again.task_id, again.was_run, again.status) == (first.task_id, False, "SUCCEEDED")
     with pytest.raises(IdempotencyConflict):
         run("test.pay", {"invoice": 2}, db, key="one")
-    assert invoices(db) == [(1, 1)], "and the transaction of the test goes on"
+    assert invoices(db) == [(1, 1)], "the transaction of the test is still usable"
 
 
-def test_without_a_transaction_nothing_stays(stack: ServersOfTests) -> None:
+def test_run_without_a_transaction_leaves_no_rows(stack: ServersOfTests) -> None:
     with handled("test.add", lambda task, _db: sum(task.payload)):
         assert run("test.add", [1, 2, 3]).result == 6
 
 
-def test_a_plain_connection_and_a_session_of_an_engine_do_as_well(stack: ServersOfTests) -> None:
+def test_run_accepts_a_plain_connection_and_a_session_of_an_engine(stack: ServersOfTests) -> None:
     with handled("test.add", lambda task, _db: sum(task.payload)):
         with engine().connect() as connection:
             assert run("test.add", [1], connection).result == 1
@@ -202,14 +214,10 @@ def test_a_plain_connection_and_a_session_of_an_engine_do_as_well(stack: Servers
             session.rollback()
 
 
-def test_what_the_orm_of_the_test_holds_is_there_for_the_handler_and_fresh_afterwards(db: Session) -> None:
-    from models.tasks import IngestTask
-
-    row = db.get_one(IngestTask, run("test.pay", {"invoice": 1, "then": "fail"}, db).task_id)
-    travel(db, minutes=1)
-    assert row.attempt_count == 1
-    deliver(db, row.id)
-    assert row.attempt_count == 2
+def test_orm_objects_of_the_test_are_flushed_before_and_refreshed_after_the_handler(db: Session) -> None:
+    db.add(invoice := Invoice(number=1, paid=1))
+    run("test.pay", {"invoice": 1}, db)
+    assert invoice.paid == 2
 
 
 def test_a_constraint_that_is_deferred_to_the_commit_fails_the_task(db: Session) -> None:
@@ -218,7 +226,7 @@ def test_a_constraint_that_is_deferred_to_the_commit_fails_the_task(db: Session)
     refused = run("test.pay", {"invoice": 2}, db)
     assert (refused.status, refused.error_code) == ("RETRYING", "handler_error")
     assert "duplicate key" in (refused.error_message or "")
-    db.execute(text("INSERT INTO public.invoice VALUES (9, 1)"))  # still deferred, for the test
+    db.execute(text("INSERT INTO public.invoice VALUES (9, 1)"))  # the constraint is still deferred for the test
     db.execute(text("DELETE FROM public.invoice WHERE number = 9"))
     assert invoices(db) == [(1, 1)]
 
@@ -228,11 +236,11 @@ def test_a_handler_that_ends_its_transaction_is_refused_as_in_production(db: Ses
     with handled("test.ends", lambda _task, given: getattr(given, end)()):
         ran = run("test.ends", None, db)
     assert (ran.status, ran.error_code) == ("RETRYING", "transaction_misused")
-    assert run("test.pay", {"invoice": 1}, db).status == "SUCCEEDED", "and the test goes on"
+    assert run("test.pay", {"invoice": 1}, db).status == "SUCCEEDED", "the transaction of the test is still usable"
 
 
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK"])
-def test_a_handler_that_ends_it_behind_sqlalchemys_back_loses_the_transaction_and_the_test_is_told(
+def test_a_handler_that_ends_the_transaction_with_plain_sql_is_reported_to_the_test(
     stack: ServersOfTests, statement: str
 ) -> None:
     with handled("test.ends", lambda _task, given: given.execute(text(statement))), engine().connect() as connection:
@@ -241,10 +249,8 @@ def test_a_handler_that_ends_it_behind_sqlalchemys_back_loses_the_transaction_an
         connection.rollback()
 
 
-def test_a_handler_that_commits_the_connection_commits_nothing_and_whoever_gets_it_next_finds_it_clean(
-    stack: ServersOfTests,
-) -> None:
-    """SQLAlchemy believes that the transaction is over, and gives the connection back as it is."""
+def test_a_handler_that_commits_the_connection_commits_nothing_and_leaves_it_clean(stack: ServersOfTests) -> None:
+    """SQLAlchemy believes that the transaction is over, and returns the connection to the pool as it is."""
     with (
         handled("test.ends", lambda _task, given: given.connection().commit()),
         engine().connect() as connection,
@@ -256,13 +262,13 @@ def test_a_handler_that_commits_the_connection_commits_nothing_and_whoever_gets_
         the_same.commit()
 
 
-def test_what_cannot_be_rolled_back_is_refused_in_a_sentence(stack: ServersOfTests) -> None:
-    at_once = engine().connect().execution_options(isolation_level="AUTOCOMMIT")
-    with at_once, pytest.raises(Misuse, match="commits every statement"):
-        run("test.pay", {"invoice": 1}, at_once)
+def test_a_connection_that_cannot_be_rolled_back_is_refused(stack: ServersOfTests) -> None:
+    autocommit = engine().connect().execution_options(isolation_level="AUTOCOMMIT")
+    with autocommit, pytest.raises(Misuse, match="autocommit mode"):
+        run("test.pay", {"invoice": 1}, autocommit)
     with create_engine("sqlite://").connect() as connection, pytest.raises(Misuse, match="psycopg2"):
         run("test.pay", {"invoice": 1}, connection)
-    with pytest.raises(Misuse, match="a Session or a Connection"):
+    with pytest.raises(Misuse, match="a Session or Connection"):
         run("test.pay", {"invoice": 1}, "db")  # type: ignore[arg-type]
 
 
@@ -272,22 +278,22 @@ def test_a_handler_that_takes_too_long_is_interrupted(db: Session) -> None:
     assert (ran.status, ran.error_code) == ("RETRYING", "timeout")
 
 
-def test_a_failing_assertion_of_a_user_shows_what_happened(db: Session) -> None:
-    """pytest prints the value, whose text says why."""
-    said = repr(run("test.pay", {"invoice": 17, "then": "fail"}, db))
-    assert "RETRYING" in said
-    assert "LookupError: no answer" in said
-    assert "Traceback" not in said
+def test_the_repr_of_a_result_shows_why_the_task_failed(db: Session) -> None:
+    """pytest prints it when an assertion of a user fails."""
+    printed = repr(run("test.pay", {"invoice": 17, "then": "fail"}, db))
+    assert "RETRYING" in printed
+    assert "LookupError: no answer" in printed
+    assert "Traceback" not in printed
 
 
-def test_a_task_that_is_not_there_is_named(db: Session) -> None:
+def test_delivering_an_unknown_task_is_refused(db: Session) -> None:
     with pytest.raises(Misuse, match="There is no task"):
         deliver(db, uuid.uuid4())
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_slow_handler_runs_its_batch_to_the_end(is_known: bool, db: Session, clock: BatchClock) -> None:
-    """There is nobody else in the transaction of a test who could run what is left."""
+    """In production other workers would run the rest; they cannot see the transaction of a test."""
     with handled("test.slow", lambda _task, _db: clock.passes(2 * batch_size.STOP_SECONDS)):
         if is_known:
             run("test.slow", db=db)

@@ -1,4 +1,4 @@
-"""What the code under test has submitted, and a message that helps when it has not."""
+"""`submitted` and `assert_submitted` find the tasks of this transaction, and their errors list what was submitted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _handlers() -> Iterator[None]:
         yield
 
 
-def test_what_a_handler_submits_is_found_and_what_the_test_ran_is_not_counted(db: Session) -> None:
+def test_tasks_of_a_handler_are_found_and_tasks_of_run_are_not(db: Session) -> None:
     run("test.order", "ada", db)
 
     assert [task.type for task in submitted(db)] == ["test.mail"]
@@ -36,7 +36,7 @@ def test_what_a_handler_submits_is_found_and_what_the_test_ran_is_not_counted(db
     assert_submitted(db, type="test.order", count=0)
 
 
-def test_all_ways_to_submit_are_seen_with_savepoints_or_without(db: Session) -> None:
+def test_tasks_are_found_however_they_were_submitted_and_in_savepoints(db: Session) -> None:
     submit(db, "test.mail", 1)
     with db.begin_nested():
         submit_many(db, [NewTask("test.mail", 2), NewTask("test.mail", 3, partition_key="p")])
@@ -44,14 +44,13 @@ def test_all_ways_to_submit_are_seen_with_savepoints_or_without(db: Session) -> 
         submit(db, "test.mail", "rolled back")
         savepoint.rollback()
     db.execute(sql("SELECT ledger.ingest_submit('test.mail', '4')"))
-    db.commit()  # a savepoint of the test's own transaction
+    db.commit()  # releases a savepoint of the test's transaction
 
     assert sorted(task.payload for task in submitted(db)) == [1, 2, 3, 4]
     assert_submitted(db, partition_key="p", count=1)
 
 
-def test_tasks_of_others_are_not_ours(db: Session) -> None:
-    """Committed before, and meanwhile: this transaction sees them."""
+def test_visible_tasks_of_other_transactions_are_not_found(db: Session) -> None:
     for payload in range(3):
         assert [task.payload for task in submitted(db)] == list(range(payload))
         with Session(engine()) as other:
@@ -62,26 +61,26 @@ def test_tasks_of_others_are_not_ours(db: Session) -> None:
     assert [task.payload for task in submitted(db)] == [0, 1, 2]
     with engine().begin() as connection:
         for table in ("ingest_task", "ingest_task_transition", "outbox_event"):
-            connection.execute(sql(f"DELETE FROM {table}"))
+            connection.execute(sql(f"DELETE FROM ledger.{table}"))
 
 
-def test_a_message_says_what_was_submitted_instead(db: Session) -> None:
+def test_the_error_lists_what_was_submitted_instead(db: Session) -> None:
     run("test.order", "ada", db)
     with pytest.raises(AssertionError) as raised:
         assert_submitted(db, type="test.mail", payload={"to": "bob"})
     assert str(raised.value) == (
-        "At least one task with type='test.mail', payload={'to': 'bob'}: there are 0.\n"
+        "Expected at least 1 task with type='test.mail', payload={'to': 'bob'}, found 0.\n"
         "Submitted in this transaction:\n"
         """  test.mail {"to": "ada", "lines": {"m": 2, "n": 1}} key='mail ada'"""
     )
-    with pytest.raises(AssertionError, match=r"^No tasks with type='test.mail': there are 1\."):
+    with pytest.raises(AssertionError, match=r"^Expected 0 tasks with type='test.mail', found 1\."):
         assert_submitted(db, type="test.mail", count=0)
-    with pytest.raises(AssertionError, match=r"^2 tasks with type='test.mail': there are 1\."):
+    with pytest.raises(AssertionError, match=r"^Expected 2 tasks with type='test.mail', found 1\."):
         assert_submitted(db, type="test.mail", count=2)
 
 
-def test_nothing_and_very_much_are_said_shortly(db: Session) -> None:
-    with pytest.raises(AssertionError, match=r"anything: there are 0\.\nNothing was submitted in this transaction\."):
+def test_the_error_is_short_for_no_tasks_and_for_many(db: Session) -> None:
+    with pytest.raises(AssertionError, match=r"anything, found 0\.\nNothing was submitted in this transaction\."):
         assert_submitted(db)
     submit_many(db, [NewTask("test.mail", "x" * 1000) for _ in range(25)])
     with pytest.raises(AssertionError) as raised:
@@ -91,7 +90,7 @@ def test_nothing_and_very_much_are_said_shortly(db: Session) -> None:
     assert all(len(line) < 210 for line in lines)
 
 
-def test_time_moves_for_this_transaction_alone(db: Session) -> None:
+def test_time_moves_for_this_transaction_only(db: Session) -> None:
     before = now(db.connection())
     assert travel(db, hours=1) - before > timedelta(hours=1)
     assert travel(db, timedelta(days=-1)) < before
@@ -99,9 +98,7 @@ def test_time_moves_for_this_transaction_alone(db: Session) -> None:
         assert abs(now(other) - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-def test_a_role_that_may_not_move_the_clock_is_told_what_it_needs_and_its_transaction_lives(
-    stack: ServersOfTests,
-) -> None:
+def test_a_role_that_may_not_move_the_clock_gets_an_error_and_keeps_its_transaction(stack: ServersOfTests) -> None:
     with Session(engine()) as session:
         submit(session, "test.mail", 1)
         with pytest.raises(ClockRefused, match=r"The role 'celeriac' may not .* only a superuser"):

@@ -1,4 +1,4 @@
-"""The operator's door as tests use it: `manage.py …` here or by itself, and tasks in the state that a test needs."""
+"""Run `manage.py` in this process or as a program, and create tasks in a given state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import commands
 from models.engine import engine, sessions
 from models.sql import sql
-from outbox.after_commit_publisher import submitter
+from outbox.after_commit_publisher import after_commit_publisher
 from settings import ROOT
 from tasks import NewTask, submit_many
 from tasks.execution.deliver import ingest
@@ -31,7 +31,7 @@ DIES = {"permanent": "it will never work"}
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended, and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -43,6 +43,7 @@ class Done:
 
 
 def manage(*arguments: object, stdin: bytes = b"") -> Done:
+    """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as here, redirect_stdout(out), redirect_stderr(err):
         here.setattr(sys, "argv", ["manage.py", *map(str, arguments)])
@@ -52,7 +53,7 @@ def manage(*arguments: object, stdin: bytes = b"") -> Done:
 
 
 def started(*arguments: str, **how: Any) -> subprocess.Popen[str]:
-    """The program itself."""
+    """Start `manage.py` as a program."""
     command = [sys.executable, str(ROOT / "manage.py"), *arguments]
     home = os.environ["CELERIAC_HOME"]
     return subprocess.Popen(
@@ -66,15 +67,15 @@ def started(*arguments: str, **how: Any) -> subprocess.Popen[str]:
 
 
 def submitted(*payloads: Any, type: str = FLAKY, **options: Any) -> list[uuid.UUID]:
-    """With their wake-ups in the broker."""
+    """Submit tasks, wait until their wake-ups are published, and return the ids."""
     with sessions().begin() as session:
         made = submit_many(session, [NewTask(type, one, **options) for one in payloads])
-    assert submitter().flush(60)
+    assert after_commit_publisher().wait_until_idle(60)
     return [each.task_id for each in made]
 
 
 def dead(*payloads: Any) -> list[uuid.UUID]:
-    """Tasks that died in a worker, with all that belongs to it."""
+    """Submit tasks and run them until they are DEAD."""
     ids = submitted(*(payloads or [DIES]))
     ingest(engine(), ids)
     assert set(statuses(ids)) == {"DEAD"}
@@ -82,19 +83,20 @@ def dead(*payloads: Any) -> list[uuid.UUID]:
 
 
 def buried(count: int, **columns: Any) -> list[uuid.UUID]:
-    """Many DEAD tasks, written by hand; all died at the same moment."""
+    """Insert DEAD tasks with SQL; all died at the same moment."""
     values = {"type": FLAKY, "payload": "{}", "error_code": "handler_error", "error_message": "no", "last_error": "no"}
     values |= columns
     names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
     insert = sql(f"""
         INSERT INTO ledger.ingest_task (id, status, finished_at, {names})
-        SELECT gen_random_uuid(), 'DEAD', (SELECT ledger.ledger_now()), {places} FROM generate_series(1, :n) RETURNING id""")
+        SELECT gen_random_uuid(), 'DEAD', (SELECT ledger.ledger_now()), {places}
+        FROM generate_series(1, :n) RETURNING id""")
     with engine().begin() as connection:
         return list(connection.execute(insert, {**values, "n": count}).scalars())
 
 
 def change(ids: Sequence[uuid.UUID], changes: str, **values: Any) -> None:
-    """By hand."""
+    """Update tasks with SQL."""
     with engine().begin() as connection:
         connection.execute(
             sql(f"UPDATE ledger.ingest_task SET {changes} WHERE id = ANY(CAST(:ids AS uuid[]))"),
