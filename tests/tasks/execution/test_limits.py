@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from tasks.core.task import Task
 from tasks.execution.limits import SoftTimeLimit, call_within
-from tests.servers import ServersOfTests, wait_until
+from tests.servers import wait_until
 from tests.tasks.deliveries import are_well, delivered, handled, submitted
 from tests.tasks.work import insert, task, transitions
 
