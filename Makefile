@@ -21,10 +21,10 @@ status: .venv/ready  ## list what is running, with addresses
 	@$(BIN)/python manage.py ps $(ARGS)
 
 test: .venv/ready-dev  ## run all tests but the long ones, against real servers
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-all: .venv/ready-dev  ## run all tests
-	@$(BIN)/python -m pytest -m "" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "" $(ARGS)
 
 lint: .venv/ready-dev  ## check style, formatting, types and the direction of imports
 	@$(BIN)/ruff check .

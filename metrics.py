@@ -83,12 +83,14 @@ def share_between_processes() -> None:
     prometheus_client chooses between memory and files when it is first imported, and Flower's plug-in for Celery
     imports it before our code runs. So the choice is repeated here; the metrics restart from zero.
     """
+    metrics = [value for value in globals().values() if isinstance(value, Counter | Histogram)]
+    if _FOLDER not in os.environ:
+        for metric in metrics:
+            metric.clear()  # refused once the folder is set
     _choose_folder()
     prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # type: ignore[no-untyped-call]
-    for metric in (value for value in globals().values() if isinstance(value, Counter | Histogram)):
-        if metric._labelnames:
-            metric.clear()
-        else:
+    for metric in metrics:
+        if not metric._labelnames:
             metric._metric_init()
 
 

@@ -1,7 +1,7 @@
 """How large a request body may be. Starlette has no limit; this one applies before a body is parsed, spooled or kept.
 
 A declared length that is too large is rejected at once. Otherwise the bytes are counted as they arrive, so a missing or
-false length does not help a client. `outbox/canonical.py` limits depth, number of keys and stored size.
+false length does not help a client. `outbox/canonical_json.py` limits depth, number of keys and stored size.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from commands.wakeups import publish_wakeups
 from models.status import TaskStatus
 
 if TYPE_CHECKING:
-    from documents.collect import Collected, Failed
+    from documents.collect_files import Collected, Failed
     from tasks.operations.wait_final import Statuses
     from tasks.submission.submit import Submitted
 
@@ -62,7 +62,7 @@ def add(
 
     Example: `manage.py documents add docs/ --wait`
     """
-    from documents.collect import collect_files
+    from documents.collect_files import collect_files
 
     collected = collect_files(paths, max_bytes=settings.current().document_max_bytes)
     uploads = _Uploads(collected)
@@ -200,7 +200,7 @@ class _Uploads:
 def _upload(uploads: _Uploads, stopped: Event) -> Iterator[int]:
     """Upload each file in a transaction of its own, so that a rejected file does not affect the others."""
     import documents
-    from documents.collect import Failed, printable
+    from documents.collect_files import Failed, printable
     from models.engine import sessions
     from models.errors import Misuse
 

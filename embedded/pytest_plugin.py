@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy.orm import Session
 
+from embedded.stack_for_tests import StackForTests
 from embedded.temporary_servers import TemporaryServers, environment, temporary_servers
-from embedded.test_stack import StackForTests
 from models import engine as engines
 from outbox.after_commit_publisher import after_commit_publisher
 

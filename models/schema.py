@@ -34,14 +34,20 @@ BUSY: Final = frozenset({"55P03", "40P01"})  # lock_not_available, deadlock_dete
 
 def migrate(engine: Engine, revision: str = "head", *, lock_timeout_seconds: float = 10.0) -> str | None:
     """Migrate up or down to a revision, or to "head" or "base", and return the revision of the database afterwards."""
-    target = _resolve(revision)
+    revisions = [None, *known_revisions()]
+    target = {"head": revisions[-1], "base": None}.get(revision, revision)
+    if target not in revisions:
+        raise Misuse(f"There is no revision {target!r}. Use one of: {', '.join([*known_revisions(), 'head', 'base'])}.")
     with _locked_session(engine, lock_timeout_seconds) as connection:
         before = current_revision(connection)
-        _require_known(before)
+        if before not in revisions:
+            raise SchemaMismatch(
+                f"The database is at revision {before}, which this code does not know: a newer version of Celeriac has"
+                f" migrated it. This code ends at {revisions[-1]}; upgrade the code."
+            )
         _ensure_schema(connection)
         connection.commit()  # Alembic commits only a transaction that it began; the lock and the timeout stay
         if before != target:
-            revisions = [None, *known_revisions()]
             move = command.upgrade if revisions.index(before) < revisions.index(target) else command.downgrade
             move(_config(connection), target or "base")
     with engine.connect() as witness:
@@ -112,24 +118,6 @@ def _ensure_schema(connection: Connection) -> None:
 def _version_table() -> dict[str, str]:
     """Return where Alembic stores our revision: not in `alembic_version`, which an application may find on its path."""
     return {"version_table": "celeriac_version", "version_table_schema": settings.current().ledger_schema}
-
-
-def _resolve(revision: str) -> str | None:
-    if revision == "base":
-        return None
-    target = head_revision() if revision == "head" else revision
-    if target not in known_revisions():
-        known = ", ".join([*known_revisions(), "head", "base"])
-        raise Misuse(f"There is no revision {target!r}. Use one of: {known}.")
-    return target
-
-
-def _require_known(revision: str | None) -> None:
-    if revision is not None and revision not in known_revisions():
-        raise SchemaMismatch(
-            f"The database is at revision {revision}, which this code does not know: a newer version of Celeriac has"
-            f" migrated it. This code ends at {head_revision()}; upgrade the code."
-        )
 
 
 def _config(connection: Connection | None = None) -> Config:

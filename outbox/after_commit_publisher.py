@@ -28,7 +28,7 @@ import settings
 from failpoint import failpoint
 from models.engine import make_engine
 from models.errors import CeleriacError
-from models.one_per_process import OnePerProcess
+from models.process_singleton import OnePerProcess
 from outbox.circuit import Circuits
 from outbox.destinations import OpenDestinations, UnknownDestination
 from outbox.lease import ClaimedEvent, release_lease_many

@@ -24,7 +24,7 @@ from outbox.publishers.contract import Publisher
 from settings import Settings
 
 if TYPE_CHECKING:
-    from outbox.publishers.http_post import Patience, Poster
+    from outbox.publishers.signed_post import Patience, Poster
 
 CELERY: Final = "celery:"
 
@@ -79,7 +79,7 @@ def open_destination(name: str, settings: Settings) -> Destination:
 
 def open_poster(name: str, settings: Settings, *, patience: Patience | None = None, body_limit: int = 65_536) -> Poster:
     """Return a client for a destination with an http(s) address, for callers that need the answer itself."""
-    from outbox.publishers.http_post import Patience, Poster  # noqa: PLC0415
+    from outbox.publishers.signed_post import Patience, Poster  # noqa: PLC0415
 
     url, options = _address(name, settings)
     if url.scheme not in ("https", "http"):

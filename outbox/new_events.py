@@ -16,7 +16,7 @@ from typing import Any, Final
 from models.sql import sql
 from outbox import after_commit
 from outbox.after_commit_publisher import after_commit_publisher
-from outbox.canonical import canonical_json, payload_sha
+from outbox.canonical_json import canonical_json, payload_sha
 from outbox.destinations import is_wakeup
 from outbox.lease import ClaimedEvent, Db, connection_of
 

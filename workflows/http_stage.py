@@ -7,7 +7,7 @@ from typing import Any
 
 import settings
 from outbox.destinations import UnknownDestination, open_poster
-from outbox.publishers.http_post import Answer, Patience, Poster
+from outbox.publishers.signed_post import Answer, Patience, Poster
 from tasks import Permanent
 from workflows.payload import BadWorkflow, HttpStage
 from workflows.request import MAX_BYTES, send

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 import settings
-from outbox.publishers.http_post import Patience, Poster
+from outbox.publishers.signed_post import Patience, Poster
 from tasks import Permanent
 from workflows.payload import BadWorkflow, LlmStage
 from workflows.request import MAX_BYTES, send

@@ -1,4 +1,4 @@
-"""Send the POST of a stage with the webhook client (`outbox/publishers/http_post.py`) and interpret the answer.
+"""Send the POST of a stage with the webhook client (`outbox/publishers/signed_post.py`) and interpret the answer.
 
 2xx                                         return the answer
 408, 425, 429, 5xx                          retry, not before the time in Retry-After
@@ -12,8 +12,8 @@ from contextlib import closing
 from typing import Any, Final
 
 from models.errors import CeleriacError
-from outbox.canonical import BadPayload, canonical_json
-from outbox.publishers.http_post import TRY_AGAIN, Answer, NoAnswer, NotAsked, Poster
+from outbox.canonical_json import BadPayload, canonical_json
+from outbox.publishers.signed_post import TRY_AGAIN, Answer, NoAnswer, NotAsked, Poster
 from tasks import Permanent, TryLater
 from workflows.stage import StageInput
 

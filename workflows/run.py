@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from outbox.canonical import BadPayload, canonical_json
+from outbox.canonical_json import BadPayload, canonical_json
 from tasks import Permanent, Task
 from workflows import functions, http_stage, llm_stage
 from workflows.check import check

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from outbox.canonical import MAX_BYTES
+from outbox.canonical_json import MAX_BYTES
 from tasks import Permanent
 
 PLACE: Final = re.compile(r"\{\{([A-Za-z0-9_-]+)\}\}|\{([A-Za-z0-9_-]+)\}")

@@ -1,4 +1,4 @@
-"""Publish events as webhooks: one POST per event (http_post.py), up to 16 at once, on connections that are kept open.
+"""Publish events as webhooks: one POST per event (signed_post.py), up to 16 at once, on connections that are kept open.
 
 The body is the payload as JSON. The status of the answer decides the result:
 
@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from outbox.lease import ClaimedEvent
 from outbox.publishers.contract import DestinationDown, Failed, NotTried, Refused, Result, Sent, json_bytes
-from outbox.publishers.http_post import AT_ONCE, TRY_AGAIN, Answer, NoAnswer, NotAsked, Pool, Poster
+from outbox.publishers.signed_post import AT_ONCE, TRY_AGAIN, Answer, NoAnswer, NotAsked, Pool, Poster
 
 
 class HttpPublisher(Poster):

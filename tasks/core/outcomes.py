@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from models.driver_values import storable
 from models.errors import LeaseLost
-from outbox.canonical import BadPayload, canonical_json
+from outbox.canonical_json import BadPayload, canonical_json
 
 LAST_ERROR_LIMIT: Final = 4000
 SENTENCE_LIMIT: Final = 500

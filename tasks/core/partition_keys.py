@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from models.driver_values import array
-from tasks.core.due import OPEN
+from tasks.core.due_times import OPEN
 from tasks.core.registry import Handler
 
 NEXT_SECONDS: Final = 2.0  # after which a task that is next in line is woken once more

@@ -29,7 +29,7 @@ from failpoint import failpoint
 from models.engine import Bind, autocommit
 from models.errors import LeaseLost, Misuse, Unreachable
 from models.sql import sql
-from outbox.canonical import canonical_json
+from outbox.canonical_json import canonical_json
 from tasks.core.lease import HeldLease
 
 RESUME_EVERY: Final = 100

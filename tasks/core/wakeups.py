@@ -23,7 +23,7 @@ from outbox.after_commit_publisher import after_commit_publisher
 from outbox.destinations import CELERY
 from outbox.lease import ClaimedEvent, Db, connection_of
 from tasks.core.batch_size import batch_of
-from tasks.core.due import OPEN
+from tasks.core.due_times import OPEN
 from tasks.core.registry import DEFAULT_BATCH, handlers
 
 

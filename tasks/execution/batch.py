@@ -32,7 +32,7 @@ from failpoint import failpoint
 from models.driver_values import array_of_ids
 from models.engine import Bind, autocommit
 from models.errors import Unreachable
-from models.prepared import was_dropped
+from models.prepared_statements import was_dropped
 from settings import Settings
 from tasks.core import batch_size
 from tasks.core.lease import HeldLease, WatchedTask
@@ -56,10 +56,10 @@ from tasks.core.steps import Steps
 from tasks.core.task import Task
 from tasks.execution.claim import GIVEN, Claim
 from tasks.execution.heartbeat import heartbeat
-from tasks.execution.limits import SoftLimit
 from tasks.execution.run_handler import Repeat, call, call_outside, is_serialization_failure
 from tasks.execution.settle import Outcomes, Settlement
 from tasks.execution.settle_statements import NO_SUCH_CURSOR
+from tasks.execution.time_limits import SoftLimit
 from tasks.execution.transaction import HandlerSession, LedgerLost, TransactionMisused, handler_session
 from tasks.execution.unsettled import REPEATS, Unsettled
 

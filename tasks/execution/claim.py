@@ -31,10 +31,10 @@ from sqlalchemy import Connection
 
 from models.driver_values import array, array_of_ids
 from models.errors import Misuse
-from models.prepared import Prepared
+from models.prepared_statements import Prepared
 from models.sql import sql
 from tasks.core.batch_size import batch_to_claim
-from tasks.core.due import DUE_AT, OPEN, TIME
+from tasks.core.due_times import DUE_AT, OPEN, TIME
 from tasks.core.registry import Handler
 from tasks.core.task import Task
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from tasks.core.due import OPEN
+from tasks.core.due_times import OPEN
 from tasks.core.partition_keys import BLOCKS, UNDONE, skipping
 from tasks.core.registry import Handler
 from tasks.execution.claim import DUE, Claim, claim, claim_statement

@@ -26,7 +26,7 @@ from sqlalchemy.exc import DBAPIError
 import settings
 from models.engine import make_engine
 from models.errors import CeleriacError, LeaseLost
-from models.one_per_process import OnePerProcess
+from models.process_singleton import OnePerProcess
 from models.sql import sql
 from tasks.core.lease import HeldLease
 

@@ -30,8 +30,8 @@ from tasks.core.outcomes import (
 from tasks.core.registry import Handler
 from tasks.core.steps import StepsLost
 from tasks.core.task import Task
-from tasks.execution.limits import SoftLimit, SoftTimeLimit
 from tasks.execution.stopping import LONGEST_CHAIN, what_stops
+from tasks.execution.time_limits import SoftLimit, SoftTimeLimit
 from tasks.execution.transaction import HandlerSession, LedgerLost, TransactionMisused
 
 logger = logging.getLogger(__name__)

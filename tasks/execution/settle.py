@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import metrics
 from models.driver_values import array, array_of_ids
-from models.prepared import Prepared
+from models.prepared_statements import Prepared
 from outbox.backoff import backoff_ms
 from outbox.destinations import CELERY
 from outbox.lease import Db, connection_of

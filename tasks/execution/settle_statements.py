@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from models.prepared import Prepared
+from models.prepared_statements import Prepared
 from models.sql import sql
 from tasks.core import partition_keys, wakeups
 from tasks.core.notifications import insert_notifications

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from models.engine import Bind
 from models.errors import CeleriacError
-from models.prepared import was_dropped
+from models.prepared_statements import was_dropped
 from tasks.core.outcomes import Dead, Discarded, Outcome, Succeeded
 from tasks.core.result_metrics import count, count_outcomes
 from tasks.core.task import Task

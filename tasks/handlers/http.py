@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 import outbox
 import settings
-from outbox.canonical import BadPayload
+from outbox.canonical_json import BadPayload
 from outbox.destinations import UnknownDestination, open_poster
 from tasks import Permanent, Task, handler
 from tasks.submission.json_lines import describe_invalid

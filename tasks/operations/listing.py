@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, TextClause
 
@@ -20,24 +20,18 @@ from models.errors import CeleriacError, Misuse
 from models.sql import sql
 from models.status import TaskStatus
 from outbox.lease import Db, connection_of
-from tasks.core.due import OPEN
+from tasks.core.due_times import OPEN
 from tasks.core.task_ids import keyed_id
 
 FINAL: Final = frozenset({TaskStatus.SUCCEEDED, TaskStatus.DEAD, TaskStatus.DISCARDED})
-_DONE: Final = ("status IN ('SUCCEEDED', 'DISCARDED')", "finished_at")
-_OPEN: Final = (OPEN, "updated_at")
-# For each status: the condition that selects its index, and the column with the last change.
-_SOURCES: Final = {
-    TaskStatus.QUEUED: _OPEN,
-    TaskStatus.RETRYING: _OPEN,
-    TaskStatus.RUNNING: (
-        "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM ledger.task_lease)",
-        "updated_at",
-    ),
-    TaskStatus.SUCCEEDED: _DONE,
-    TaskStatus.DISCARDED: _DONE,
-    TaskStatus.DEAD: ("status = 'DEAD'", "finished_at"),
-}
+_RUNNING: Final = "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM ledger.task_lease)"
+# The condition that selects each index, the statuses in that index, and the column with the last change.
+_SOURCES: Final = (
+    (OPEN, {TaskStatus.QUEUED, TaskStatus.RETRYING}, "updated_at"),
+    (_RUNNING, {TaskStatus.RUNNING}, "updated_at"),
+    ("status IN ('SUCCEEDED', 'DISCARDED')", {TaskStatus.SUCCEEDED, TaskStatus.DISCARDED}, "finished_at"),
+    ("status = 'DEAD'", {TaskStatus.DEAD}, "finished_at"),
+)
 _FILTERS: Final = """status = ANY(CAST(:statuses AS text[]))
         AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY(CAST(:ids AS uuid[])))
         AND (CAST(:type AS text) IS NULL OR type = :type)
@@ -170,21 +164,22 @@ def statuses_of(connection: Connection, ids: Sequence[uuid.UUID]) -> Counter[Tas
 STATUSES: Final = sql("SELECT status FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))")
 
 
-def columns_of(shape: type[ListedTask]) -> str:
-    """Return the columns of `ingest_task` for the fields of a dataclass, in their order."""
+def columns_of(shape: type[Any]) -> str:
+    """Return the columns for the fields of a dataclass, in their order; `task_id` is the column `id`."""
     return ", ".join(field.name for field in fields(shape)).replace("task_id", "id", 1)
 
 
 def _page(statuses: Collection[TaskStatus], *, is_forward: bool) -> TextClause:
     """page: the first tasks of each index that is needed, then the first of those."""
     columns, direction = columns_of(ListedTask), "ASC" if is_forward else "DESC"
-    parts = []
-    for where, changed_at in dict.fromkeys(_SOURCES[status] for status in statuses):
-        parts.append(f"""
+    found = " UNION ALL ".join(
+        f"""
         (SELECT {columns}, {changed_at} AS changed_at FROM ledger.ingest_task
          WHERE {where} AND {_FILTERS}
            AND {changed_at} >= :since AND {changed_at} < :until
            AND ({changed_at}, id) < (:before_at, :before_id) AND ({changed_at}, id) > (:after_at, :after_id)
-         ORDER BY {changed_at} {direction}, id {direction} LIMIT :limit)""")
-    found = " UNION ALL ".join(parts)
+         ORDER BY {changed_at} {direction}, id {direction} LIMIT :limit)"""
+        for where, in_index, changed_at in _SOURCES
+        if not in_index.isdisjoint(statuses)
+    )
     return sql(f"SELECT {columns} FROM ({found}) AS found ORDER BY changed_at {direction}, id {direction} LIMIT :limit")

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from models.clock import now
 from models.sql import sql
-from tasks.core.due import DUE_AT, KINDS, OPEN, TIME
+from tasks.core.due_times import DUE_AT, KINDS, OPEN, TIME
 from tasks.core.registry import DEFAULT_BATCH, handlers
 from tasks.core.wakeups import Woken, wake_again
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from models.sql import sql
 from models.status import TaskStatus
-from tasks.core.due import DUE_AT, KINDS, OPEN, TIME
+from tasks.core.due_times import DUE_AT, KINDS, OPEN, TIME
 from tasks.operations.listing import ListedTask, TaskFilter, list_tasks
 
 CEILING: Final = 100_000

@@ -17,7 +17,7 @@ from models.clock import now
 from models.sql import sql
 from models.status import EventStatus, TaskStatus
 from outbox.destinations import CELERY
-from tasks.core.due import TIME
+from tasks.core.due_times import TIME
 from tasks.core.partition_keys import BLOCKS, skipping
 from tasks.core.registry import handlers
 from tasks.operations.listing import ListedTask, UnknownTask, columns_of
@@ -127,23 +127,19 @@ class Details:
     now: datetime
 
 
-def _columns(shape: type[Any]) -> str:
-    return ", ".join(field.name for field in fields(shape))
-
-
 TASK: Final = sql(f"SELECT {columns_of(StoredTask)} FROM ledger.ingest_task WHERE id = :id")
 TRANSITIONS: Final = sql(
-    f"SELECT {_columns(Transition)} FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id"
+    f"SELECT {columns_of(Transition)} FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id"
 )
-AUDITS: Final = sql(f"SELECT {_columns(Audit)} FROM ledger.task_audit WHERE task_id = :id ORDER BY id")
+AUDITS: Final = sql(f"SELECT {columns_of(Audit)} FROM ledger.task_audit WHERE task_id = :id ORDER BY id")
 LEASE: Final = sql(
     "SELECT holder, claimed_at, lease_until, cardinality(task_ids) FROM ledger.task_lease WHERE token = :token"
 )
-PAUSE: Final = sql(f"SELECT {_columns(Pause)} FROM ledger.queue_pause WHERE queue = :queue")
+PAUSE: Final = sql(f"SELECT {columns_of(Pause)} FROM ledger.queue_pause WHERE queue = :queue")
 # wakeups: unsent wake-ups that name the task. Of those for later, read only the ones for the task's own time: there may
 # be a million others.
 WAKEUPS: Final = sql(f"""
-    SELECT {_columns(UnsentWakeup)} FROM ledger.outbox_event
+    SELECT {columns_of(UnsentWakeup)} FROM ledger.outbox_event
     WHERE destination = :destination AND status IN ('NEW', 'RETRYING') AND ordering_key IS NULL
       AND ({TIME} <= :now OR {TIME} = ANY(CAST(:times AS timestamptz[])))
       AND payload @> jsonb_build_object('ids', jsonb_build_array(CAST(:id AS text)))

@@ -55,6 +55,9 @@ class QueueState:
     consumers: frozenset[str] | None  # the workers that consume it; None if workers cannot be asked
 
 
+Found = tuple[ReasonCode, str]
+
+
 def read_queue(queue: str) -> QueueState:
     """Ask the broker and the workers, which have a second to answer. Workers of Kafka cannot be asked.
 
@@ -81,52 +84,53 @@ def reasons(
     if status in FINAL:
         return [Reason(ReasonCode.FINAL, f"It has been {status} since {_at(details.task.finished_at)}.")]
     if status == TaskStatus.RUNNING:
-        return [_running(details)]
+        return [Reason(*_running(details))]
     found = list(_before_its_queue(details, settings, known_types))
     try:
-        queue = read_queue(details.task.queue)
+        found += _in_its_queue(details, settings, read_queue(details.task.queue))
     except Unreachable as error:
         message = f"{error.message.rstrip('.')}. The task will be woken when the broker is back."
-        return [*found, Reason(ReasonCode.BROKER_UNREACHABLE, message)]
-    return [*found, *_in_its_queue(details, settings, queue)]
+        found.append((ReasonCode.BROKER_UNREACHABLE, message))
+    return [Reason(*each) for each in found]
 
 
-def _running(details: Details) -> Reason:
+def _running(details: Details) -> Found:
     lease = details.lease
     if lease is None:
-        message = "It is RUNNING without a lease: its worker has just settled it or lost it."
-        return Reason(ReasonCode.WORKER_LOST, message)
+        return ReasonCode.WORKER_LOST, "It is RUNNING without a lease: its worker has just settled it or lost it."
+    until = _at(lease.lease_until)
     if lease.lease_until <= details.now:
-        message = f"The lease of its worker {lease.holder} expired at {_at(lease.lease_until)}; it will be reclaimed."
-        return Reason(ReasonCode.WORKER_LOST, message)
-    message = f"It has been running since {_at(lease.claimed_at)}, held by {lease.holder}"
-    until = f"lease until {_at(lease.lease_until)}, renewed while it runs"
-    return Reason(ReasonCode.RUNNING, f"{message} ({until}).")
+        return (
+            ReasonCode.WORKER_LOST,
+            f"The lease of its worker {lease.holder} expired at {until}; it will be reclaimed.",
+        )
+    since = f"It has been running since {_at(lease.claimed_at)}, held by {lease.holder}"
+    return ReasonCode.RUNNING, f"{since} (lease until {until}, renewed while it runs)."
 
 
-def _before_its_queue(details: Details, settings: Settings, known_types: Collection[str]) -> Iterator[Reason]:
+def _before_its_queue(details: Details, settings: Settings, known_types: Collection[str]) -> Iterator[Found]:
     task, pause = details.task, details.pause
     if not _is_due(details):
         due_at = task.next_retry_at or details.now
-        yield Reason(ReasonCode.NOT_DUE, f"It is due at {_at(due_at)}, in {_duration(due_at - details.now)}.")
+        yield ReasonCode.NOT_DUE, f"It is due at {_at(due_at)}, in {_duration(due_at - details.now)}."
     if details.blocker:
-        yield _not_its_turn(details.blocker, task.partition_key)
+        yield ReasonCode.NOT_ITS_TURN, _behind(details.blocker, task.partition_key)
     if pause:
         why = f": {pause.reason}" if pause.reason else ""
-        message = f"Its queue {task.queue!r} was paused at {_at(pause.created_at)} by {pause.actor}{why}."
-        yield Reason(ReasonCode.QUEUE_PAUSED, message)
+        since = f"was paused at {_at(pause.created_at)} by {pause.actor}"
+        yield ReasonCode.QUEUE_PAUSED, f"Its queue {task.queue!r} {since}{why}."
     if task.queue not in settings.ingest_queues:
         known = ", ".join(settings.ingest_queues)
-        yield Reason(ReasonCode.UNKNOWN_QUEUE, f"Its queue {task.queue!r} is not in INGEST_QUEUES ({known}).")
+        yield ReasonCode.UNKNOWN_QUEUE, f"Its queue {task.queue!r} is not in INGEST_QUEUES ({known})."
     if task.type not in known_types:
-        message = f"There is no handler for {task.type!r} here. Add its module to INGEST_HANDLERS."
-        yield Reason(ReasonCode.UNKNOWN_HANDLER, message)
+        missing = f"There is no handler for {task.type!r} here. Add its module to INGEST_HANDLERS."
+        yield ReasonCode.UNKNOWN_HANDLER, missing
 
 
-def _in_its_queue(details: Details, settings: Settings, queue: QueueState) -> Iterator[Reason]:
+def _in_its_queue(details: Details, settings: Settings, queue: QueueState) -> Iterator[Found]:
     if queue.consumers is not None and not queue.consumers:
-        message = f"No worker that answered within {PATIENCE_SECONDS:g} s consumes its queue {details.task.queue!r}"
-        yield Reason(ReasonCode.NO_WORKER, f"{message}: start `celery -A tasks worker`.")
+        missing = f"No worker that answered within {PATIENCE_SECONDS:g} s consumes its queue {details.task.queue!r}"
+        yield ReasonCode.NO_WORKER, f"{missing}: start `celery -A tasks worker`."
     if _is_due(details) and not details.blocker:
         yield _wakeup(details, settings, queue)
 
@@ -135,32 +139,30 @@ def _is_due(details: Details) -> bool:
     return details.task.next_retry_at is None or details.task.next_retry_at <= details.now
 
 
-def _not_its_turn(blocker: Blocker, key: str | None) -> Reason:
+def _behind(blocker: Blocker, key: str | None) -> str:
     ahead = f"{blocker.ahead} tasks are" if blocker.ahead > 1 else "1 task is"
-    message = f"{ahead} ahead of it in partition key {key!r}; the first is {blocker.task_id} ({blocker.type}), "
+    first = f"the first is {blocker.task_id} ({blocker.type}), which is {blocker.status}"
     if blocker.status == TaskStatus.DEAD:
-        message += f"which is DEAD: `manage.py requeue-dead --id {blocker.task_id}` or discard-dead unblocks the key."
-    else:
-        message += f"which is {blocker.status}."
-    return Reason(ReasonCode.NOT_ITS_TURN, message)
+        first += f": `manage.py requeue-dead --id {blocker.task_id}` or discard-dead unblocks the key"
+    return f"{ahead} ahead of it in partition key {key!r}; {first}."
 
 
-def _wakeup(details: Details, settings: Settings, queue: QueueState) -> Reason:
+def _wakeup(details: Details, settings: Settings, queue: QueueState) -> Found:
     task = details.task
     if details.wakeups:
-        return Reason(ReasonCode.WAKEUP_IN_OUTBOX, _unsent(details.wakeups[-1], details.now))
+        return ReasonCode.WAKEUP_IN_OUTBOX, _unsent(details.wakeups[-1], details.now)
     woken_at = task.last_wakeup_at or task.created_at
     if queue.waiting:
         place = f"behind at most {queue.waiting:,} messages" if queue.waiting > 1 else "as its only message"
-        message = f"It was woken at {_at(woken_at)}; the wake-up waits in the broker's queue, {place}."
-        return Reason(ReasonCode.WAKEUP_IN_BROKER, message)
+        waits = f"It was woken at {_at(woken_at)}; the wake-up waits in the broker's queue, {place}."
+        return ReasonCode.WAKEUP_IN_BROKER, waits
     # As `tasks/recovery/lost_wakeups.py` computes it: the grace doubles with each wake-up of a task that still waits.
     waits_since = max(task.next_retry_at or task.created_at, task.updated_at)
     grace = timedelta(milliseconds=settings.ingest_wakeup_grace_ms)
     again_at = woken_at + grace + max(woken_at - waits_since, timedelta())
     when = f"at {_at(again_at)}" if again_at > details.now else "by the next reclaim"
-    message = f"The broker's queue is empty: its wake-up of {_at(woken_at)} was taken by a worker or is lost."
-    return Reason(ReasonCode.WAKEUP_LOST, f"{message} It will be woken again {when}.")
+    lost = f"The broker's queue is empty: its wake-up of {_at(woken_at)} was taken by a worker or is lost."
+    return ReasonCode.WAKEUP_LOST, f"{lost} It will be woken again {when}."
 
 
 def _unsent(wakeup: UnsentWakeup, now: datetime) -> str:

@@ -28,7 +28,7 @@ from models.sql import sql
 from outbox.destinations import CELERY
 from settings import Settings
 from tasks.core import wakeups
-from tasks.core.due import DUE_AT, KINDS, OPEN, TIME
+from tasks.core.due_times import DUE_AT, KINDS, OPEN, TIME
 from tasks.core.partition_keys import BLOCKS, UNDONE, skipping
 from tasks.core.registry import handlers
 

@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_camel
 import settings
 from models.errors import Misuse
 from models.status import TaskStatus
-from outbox.canonical import canonical_json
+from outbox.canonical_json import canonical_json
 from tasks.core.registry import find
 
 KEY_LIMIT: Final = 500

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from models.errors import CeleriacError, Misuse
-from outbox.canonical import MAX_BYTES
+from outbox.canonical_json import MAX_BYTES
 from tasks.core.task_ids import keyed_id
 from tasks.submission.envelope import FIELDS, NewTask, TaskEnvelope, UnknownField, check_task
 from tasks.submission.submit import CHUNK, IdempotencyConflict, Submitted, submit_many

@@ -30,7 +30,7 @@ from sqlalchemy import Engine
 
 from models.driver_values import array, array_of_ids
 from models.errors import CeleriacError, LedgerBusy
-from models.prepared import Prepared
+from models.prepared_statements import Prepared
 from models.sql import sql
 from models.status import TaskStatus
 from outbox.after_commit import begin, begin_autocommit

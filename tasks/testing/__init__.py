@@ -15,8 +15,8 @@ Other processes cannot see your transaction, so there is no heartbeat, no hard t
 """
 
 from tasks.testing.clock import ClockRefused, travel
-from tasks.testing.ran import Ran, Transition
 from tasks.testing.run import deliver, run, run_due, run_many
+from tasks.testing.run_result import Ran, Transition
 from tasks.testing.submitted import SubmittedTask, assert_submitted, submitted
 
 __all__ = [

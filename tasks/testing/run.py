@@ -19,7 +19,7 @@ import settings
 from models.errors import Misuse
 from models.sql import sql
 from outbox.lease import Db
-from tasks.core.due import OPEN, TIME
+from tasks.core.due_times import OPEN, TIME
 from tasks.core.holders import actor
 from tasks.core.lease import HeldLease
 from tasks.core.registry import Handler, find, handlers
@@ -28,7 +28,7 @@ from tasks.execution.claim import claim
 from tasks.execution.claim_partitioned import claim_keyed
 from tasks.submission.envelope import NewTask
 from tasks.submission.submit import submit_many
-from tasks.testing.ran import Ran, read_ran
+from tasks.testing.run_result import Ran, read_ran
 from tasks.testing.submitted import BORN_HERE, BY_A_TEST
 from tasks.testing.transaction import inside
 

@@ -16,7 +16,7 @@ from api.submission import read_idempotency_key
 from api.tokens import Scope
 from models.engine import engine, sessions
 from models.errors import Misuse
-from outbox.canonical import MAX_BYTES, MAX_KEYS
+from outbox.canonical_json import MAX_BYTES, MAX_KEYS
 from tasks import submit
 from tasks.core.task_ids import keyed_id
 from tasks.execution.deliver import ingest

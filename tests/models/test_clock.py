@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from models.engine import make_engine
 from models.sql import sql
-from tasks.core.due import DUE_AT
+from tasks.core.due_times import DUE_AT
 from tests.models.moving_clock import move_clock
 from tests.servers import Cluster
 

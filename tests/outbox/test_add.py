@@ -21,7 +21,7 @@ import settings
 from models.engine import engine, sessions
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
-from outbox.canonical import MAX_BYTES, BadPayload, canonical_json, payload_sha
+from outbox.canonical_json import MAX_BYTES, BadPayload, canonical_json, payload_sha
 from outbox.publishers.contract import DestinationDown
 from outbox.relay import Relay
 from settings import ROOT

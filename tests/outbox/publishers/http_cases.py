@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from outbox.publishers.address_guard import Resolve
-from outbox.publishers.http_post import Patience
+from outbox.publishers.signed_post import Patience
 from outbox.publishers.webhook import HttpPublisher
 from tests.outbox.publishers.case import Case
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from outbox.publishers.contract import DestinationDown, Failed, NotTried, Refused, Result, Sent
-from outbox.publishers.http_post import AT_ONCE, Patience, retry_after_seconds
+from outbox.publishers.signed_post import AT_ONCE, Patience, retry_after_seconds
 from outbox.publishers.webhook import HttpPublisher
 from tests.outbox.publishers.case import events
 from tests.outbox.publishers.http_cases import IMPATIENT, PATIENT, Exchange, Hooks, resolving

@@ -19,7 +19,7 @@ from tasks.core.lease import HeldLease, WatchedTask
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
 from tasks.execution.heartbeat import heartbeat
-from tasks.execution.limits import SoftLimit, SoftTimeLimit
+from tasks.execution.time_limits import SoftLimit, SoftTimeLimit
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (

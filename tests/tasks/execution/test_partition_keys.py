@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 import settings
 from models.driver_values import array
 from models.engine import engine, sessions
-from models.prepared import Prepared
+from models.prepared_statements import Prepared
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import Discard, NewTask, Permanent, Snooze, submit, submit_many

@@ -12,7 +12,7 @@ import pytest
 import settings
 from models.errors import Misuse
 from models.status import TaskStatus
-from outbox.canonical import MAX_BYTES, MAX_DEPTH, MAX_KEYS
+from outbox.canonical_json import MAX_BYTES, MAX_DEPTH, MAX_KEYS
 from tasks.core.registry import handler
 from tasks.core.task_ids import fresh_id, keyed_id
 from tasks.submission.envelope import KEY_LIMIT, STATUS_ALIASES, BadTask, NewTask, TaskEnvelope, check_task

@@ -20,7 +20,7 @@ from models.sql import sql
 from models.status import TaskStatus
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import IdempotencyConflict, NewTask, submit, submit_many
-from tasks.execution.limits import SoftTimeLimit
+from tasks.execution.time_limits import SoftTimeLimit
 from tests.outbox.ledger import arrived
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import scalar, wait_until_blocked

@@ -17,7 +17,7 @@ import settings
 from models.engine import engine
 from models.errors import Misuse
 from models.sql import sql
-from outbox.canonical import MAX_BYTES
+from outbox.canonical_json import MAX_BYTES
 from outbox.relay import Relay
 from tasks import NewTask
 from tasks.core.registry import NAME

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from tasks.core.task import Task
-from tasks.execution.limits import SoftTimeLimit, call_within
+from tasks.execution.time_limits import SoftTimeLimit, call_within
 from tests.servers import wait_until
 from tests.tasks.deliveries import are_well, delivered, handled, submitted
 from tests.tasks.work import insert, task, transitions

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from models.engine import autocommit, make_engine
-from models.prepared import Prepared
+from models.prepared_statements import Prepared
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import watching
 

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import make_url
 from sqlalchemy.orm import Session
 
-from embedded import test_stack
+from embedded import stack_for_tests
+from embedded.stack_for_tests import StackForTests
 from embedded.temporary_servers import TemporaryServers
-from embedded.test_stack import StackForTests
 from models.errors import Misuse
 from models.sql import sql
 from tasks import Task, submit
@@ -70,7 +70,7 @@ def test_a_test_finds_no_data_of_the_test_before(tests_stack: StackForTests) -> 
 def test_tasks_that_submit_each_other_without_end_do_not_hang_the_test(
     tests_stack: StackForTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_stack, "MOST_MESSAGES", 5)
+    monkeypatch.setattr(stack_for_tests, "MOST_MESSAGES", 5)
     submitted(tests_stack, 20)
     with pytest.raises(Misuse, match="More than 5 messages"):
         tests_stack.run_all()
