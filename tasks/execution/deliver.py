@@ -112,7 +112,7 @@ def _repeated_if_asked(engine: Engine, claim: Callable[[Connection], Claim]) -> 
 
 
 def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
-    """Where a slow type made the batch small, the rest is woken for whoever is free. Returns what is left to us.
+    """Where a slow type made the batch small, the rest is woken again for a free worker. Returns what is left to us.
 
     That is all of it if they cannot be woken for: an error would leave what is claimed to reclaim, and a task that was
     alone in its batch would be charged with that (P5).

@@ -20,7 +20,7 @@ from tasks.execution.settle import Settlement
 
 logger = logging.getLogger(__name__)
 
-# running: what is still held under these tokens, but for what it carries, which nobody needs here.
+# running: the tasks that are still held under these tokens, without their payloads.
 RUNNING: Final = sql(f"""
     SELECT lease_token, {columns("NULL, NULL")}
     FROM ledger.ingest_task
@@ -31,7 +31,7 @@ RUNNING: Final = sql(f"""
 
 
 def give_back(engine: Engine, settings: Settings, token: uuid.UUID, outcome: Released | Snoozed) -> None:
-    """What was claimed under this token and never started, if that is anything. No attempt is burned."""
+    """Release the tasks that were claimed under this token and never started. This does not count as an attempt."""
     try:
         with Session(engine) as db:
             tasks = [task_of(found) for _, *found in db.execute(RUNNING, {"tokens": [token]})]

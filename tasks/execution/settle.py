@@ -9,7 +9,7 @@
     Released    RUNNING → QUEUED, with its wake-up
     Isolated    RUNNING → RETRYING, due at once, with a wake-up of its own
 
-A final state of a task with a partition key wake-ups for whoever is first of that key now.
+A final state of a task with a partition key wakes the task that is now the first of that key.
 
 A task whose lease is lost is in none of the answers: nothing is written for it but an audit (P2). Nobody commits here.
 """
