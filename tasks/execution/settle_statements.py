@@ -68,8 +68,8 @@ TRANSITIONS: Final[dict[type[Outcome], Transition]] = {
     Released: Transition("QUEUED", {"why": "text"}, f"last_wakeup_at = {_NOW}"),
 }
 
-# begin_batch: a COMMIT reads a cursor WITH HOLD to its end. This one cannot be read: whoever commits before SUCCEED has
-# closed it gets an error, and all is rolled back. Whoever rolls back leaves SUCCEED no cursor to close (P3).
+# begin_batch: a COMMIT reads a cursor WITH HOLD to its end. This one cannot be read, so a COMMIT before settling has
+# closed it fails and rolls everything back. After a ROLLBACK, settling finds no cursor to close and fails, too.
 BEGIN_BATCH: Final = sql("""
     DECLARE celeriac_batch NO SCROLL CURSOR WITH HOLD FOR
     SELECT CAST(concat('a handler does not end the transaction that it was given') AS integer)
