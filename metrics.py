@@ -2,7 +2,8 @@
 
 A program with several processes calls `share_between_processes` when it starts, before it forks. From then on its
 counters are files in PROMETHEUS_MULTIPROC_DIR: a folder of its own that is removed at exit, unless the variable was set
-by the operator. There are no gauges here: they are read from the ledger and the broker when metrics are scraped.
+by the operator. The only gauge says whether a process can reach the ledger; all other gauges are read from the ledger
+and the broker when metrics are scraped.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from wsgiref.simple_server import WSGIServer
 
 import prometheus_client.values
 import psutil
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, generate_latest, start_http_server
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    start_http_server,
+)
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 _FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 _OURS: Final = "CELERIAC_METRICS_DIR"
@@ -75,6 +84,9 @@ INGEST_STREAM_RECLAIM_TOTAL: Final = Counter(
 )
 LEASE_LOST_TOTAL: Final = Counter("lease_lost_total", "Tasks that could not be settled because the lease was lost")
 LEASE_EXPIRED_TOTAL: Final = Counter("lease_expired_total", "Leases that expired and were reclaimed")
+LEDGER_UNREACHABLE: Final = Gauge(
+    "celeriac_ledger_unreachable", "1 while a process waits for PostgreSQL", multiprocess_mode="livemax"
+)
 
 
 def share_between_processes() -> None:
@@ -83,7 +95,7 @@ def share_between_processes() -> None:
     prometheus_client chooses between memory and files when it is first imported, and Flower's plug-in for Celery
     imports it before our code runs. So the choice is repeated here; the metrics restart from zero.
     """
-    metrics = [value for value in globals().values() if isinstance(value, Counter | Histogram)]
+    metrics = [value for value in globals().values() if isinstance(value, Counter | Gauge | Histogram)]
     if _FOLDER not in os.environ:
         for metric in metrics:
             metric.clear()  # refused once the folder is set
@@ -92,6 +104,12 @@ def share_between_processes() -> None:
     for metric in metrics:
         if not metric._labelnames:
             metric._metric_init()
+
+
+def forget_process(pid: int) -> None:
+    """Drop the gauges of a child process that has ended; its counters stay."""
+    if _FOLDER in os.environ:
+        mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 def observe_many(histogram: Histogram, values: Iterable[float]) -> None:

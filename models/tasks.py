@@ -157,6 +157,8 @@ class TaskLease(Base):
     priority: Mapped[int] = mapped_column(SmallInteger)
     claimed_at: Mapped[Stamp]
     last_wakeup_at: Mapped[datetime | None]  # the latest among the tasks that the message named
+    is_extended: Mapped[bool] = mapped_column(server_default=text("false"))  # reclaim gave extra time, once
+    reason: Mapped[str | None]  # why its process was killed, if the hard limit ended it
 
 
 class WakeupHorizon(Base):

@@ -61,7 +61,8 @@ def known_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> BatchClock:
     """A clock for batches that moves only when a handler says so."""
     clock = BatchClock()
-    monkeypatch.setattr("tasks.execution.batch.time", clock)
+    for module in ("claim", "call_handler"):
+        monkeypatch.setattr(f"tasks.execution.{module}.time", clock)
     return clock
 
 

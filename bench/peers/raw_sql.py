@@ -20,7 +20,7 @@ from models.driver_values import array, array_of_ids, parse_json
 from models.sql import sql
 from tasks.core.outcomes import Succeeded
 from tasks.core.task_ids import fresh_id
-from tasks.execution.claim import CLAIM
+from tasks.execution.claim_statements import CLAIM
 from tasks.execution.settle_statements import settling
 
 UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 does not read uuid[] as a list by itself

@@ -1,8 +1,8 @@
 """The lease that this process holds on a batch of tasks.
 
 The ledger is authoritative: the token must match the one in the task's row for every write. `deadline` is this
-process's own estimate of when the lease ends. After it, or when the heartbeat finds the lease gone, the holder starts
-nothing more for these tasks; what it still writes is refused by the token.
+process's own estimate of when the lease ends. After it, another worker may take the tasks, but as long as none has, the
+lease can be renewed: `check` asks the ledger, and waits for it if it is unreachable.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from models.errors import LeaseLost
+
+
+def _cannot_renew() -> None:
+    """Do nothing: without a heartbeat, a lease ends at its deadline."""
 
 
 @dataclass(slots=True)
@@ -29,12 +35,24 @@ class HeldLease:
     token: uuid.UUID
     deadline: float  # of `time.monotonic()`; counted from before the last renewal was sent
     hard_limit_at: float | None = None  # of the handler that runs now
+    hard_limit_seconds: float = 0.0
     is_lost: bool = False
     watched: WatchedTask | None = None  # replaced as a whole, because the heartbeat's thread reads it
+    renew: Callable[[], None] = _cannot_renew  # the heartbeat's; waits for an unreachable ledger
 
     @property
     def is_good(self) -> bool:
-        """Whether this process may still work on the tasks of this lease."""
+        """Return True if this process knows that it may work on the tasks of this lease."""
+        return not self._is_taken and time.monotonic() < self.deadline
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is lost. A lease that has expired is renewed first, if it can be."""
+        if not self.is_good and not self._is_taken:
+            self.renew()
+        if not self.is_good:
+            raise LeaseLost
+
+    @property
+    def _is_taken(self) -> bool:
         watched = self.watched
-        is_lost = self.is_lost or (watched is not None and watched.is_lost)
-        return not is_lost and time.monotonic() < self.deadline
+        return self.is_lost or (watched is not None and watched.is_lost)

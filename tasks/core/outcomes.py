@@ -6,9 +6,9 @@
     raise Permanent(why)    can never succeed: DEAD at once
     raise TryLater(why, s)  a failure like any other, retried after s seconds at the earliest
     any other exception     Retry, or Dead after the last attempt
-    (the worker stops)      Released: another worker runs it
 
-`return Snooze(60)` means the same as raising it. `tasks/execution/settle.py` writes the outcomes to the ledger.
+`return Snooze(60)` means the same as raising it. `tasks/execution/decision.py` has the whole table of what leads to
+which outcome, and `tasks/execution/settle.py` writes the outcomes to the ledger.
 
     return Finish(write, result)    from a handler outside a transaction: `write(db)` commits together with SUCCEEDED
 """
@@ -24,8 +24,6 @@ from typing import Any, Final
 from sqlalchemy.orm import Session
 
 from models.driver_values import storable
-from models.errors import LeaseLost
-from outbox.canonical_json import BadPayload, canonical_json
 
 LAST_ERROR_LIMIT: Final = 4000
 SENTENCE_LIMIT: Final = 500
@@ -172,32 +170,3 @@ class Isolated:
 
 DONE: Final = Succeeded()  # without a result
 Outcome = Succeeded | Retry | Dead | Snoozed | Discarded | Released | Isolated
-
-
-def outcome_of_result(result: Any) -> Outcome:
-    """Return the outcome for what a handler returned. A result that cannot be stored is a failure of this task only."""
-    if isinstance(result, Verdict):
-        return outcome_of(result)
-    if result is None:
-        return DONE
-    try:
-        return Succeeded(canonical_json(result, what="result"))
-    except BadPayload as error:
-        return Retry(Failure.of(error, ErrorCode.BAD_RESULT))
-
-
-def outcome_of(error: BaseException) -> Outcome:
-    """Return the outcome for an exception that a handler raised."""
-    match error:
-        case Snooze(seconds=seconds):
-            return Snoozed(seconds)
-        case Discard(why=why):
-            return Discarded(storable(why[:SENTENCE_LIMIT]))
-        case Permanent():
-            return Dead(Failure.of(error, ErrorCode.PERMANENT))
-        case TryLater(seconds=seconds):
-            return Retry(Failure.of(error), seconds)
-        case LeaseLost():  # not reclaimed yet: counts as an attempt, like reclaim would, or it could run for ever
-            return Retry(Failure.of(error, ErrorCode.LEASE_LOST))
-        case _:
-            return Retry(Failure.of(error))

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, ParamSpec, TypeVar
 
 from sqlalchemy import TextClause
-from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
 from models.engine import Bind, autocommit
-from models.errors import LeaseLost, Misuse, Unreachable
+from models.errors import LeaseLost, Misuse
+from models.ledger_outage import wait_for_ledger
 from models.sql import sql
 from outbox.canonical_json import canonical_json
 from tasks.core.lease import HeldLease
@@ -58,13 +58,6 @@ LOAD: Final = sql("""
 """)
 
 
-class StepsLost(Unreachable):
-    """The ledger did not answer when a step of this task was stored or read.
-
-    The connection to PostgreSQL broke twice in a row. The task is retried.
-    """
-
-
 class Steps:
     """The steps of one running task."""
 
@@ -78,7 +71,7 @@ class Steps:
     def run(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
         """Return the stored result, or call the function and store what it returns."""
         self._reserve(name, is_loop=False)
-        self.check_lease()
+        self.held.check()
         known = self._known()
         if name not in known:
             written = canonical_json(function(*arguments, **options), what=f"result of the step {name!r}")
@@ -96,7 +89,7 @@ class Steps:
         for place, item in enumerate(items):
             if place < stored:
                 continue
-            self.check_lease()
+            self.held.check()
             yield item
             done = place + 1
             if done - stored >= every or time.monotonic() - stored_at > RESUME_SECONDS:
@@ -104,10 +97,6 @@ class Steps:
                 stored, stored_at = done, time.monotonic()
         if done > stored:
             self._store_place(name, done)
-
-    def check_lease(self) -> None:
-        if not self.held.is_good:
-            raise LeaseLost
 
     def _reserve(self, name: str, *, is_loop: bool) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -126,7 +115,7 @@ class Steps:
 
     def _store(self, name: str, written: str, *, is_loop: bool) -> Any:
         """Store a result unless there is one, or the place in a loop. Return what is stored now."""
-        self.check_lease()
+        self.held.check()
         ((stored,),) = self._ask(STORE, name=name, result=written, is_loop=is_loop)
         failpoint("steps.after_keep")
         return stored
@@ -138,20 +127,15 @@ class Steps:
         return self._results
 
     def _ask(self, statement: TextClause, **values: Any) -> list[Any]:
-        """Execute a statement, and once more if the connection breaks: both statements may be repeated."""
-        try:
-            try:
-                found = self._execute(statement, values)
-            except DBAPIError:
-                found = self._execute(statement, values)
-        except (DBAPIError, Unreachable) as error:
-            raise StepsLost from error
+        """Execute a statement. Both statements may be repeated, so an unreachable ledger is waited for."""
+
+        def execute() -> list[Any]:
+            with autocommit(self.engine) as connection:
+                return list(connection.execute(statement, {"id": self.task_id, "token": self.held.token, **values}))
+
+        found = wait_for_ledger(execute)
         if not found:
             if self.held.watched is not None:
                 self.held.watched.is_lost = True
             raise LeaseLost
         return found
-
-    def _execute(self, statement: TextClause, values: dict[str, Any]) -> list[Any]:
-        with autocommit(self.engine) as connection:
-            return list(connection.execute(statement, {"id": self.task_id, "token": self.held.token, **values}))

@@ -54,7 +54,7 @@ class Task:
 
     def check_lease(self) -> None:
         """Raise LeaseLost if this worker may no longer run the task. Meant for long loops without steps."""
-        self._steps().check_lease()
+        self._steps().held.check()
 
     def _steps(self) -> Steps:
         if self.steps is None:

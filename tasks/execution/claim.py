@@ -1,22 +1,12 @@
-"""The guard: which of the delivered tasks may run, and with what right. Every delivery is presumed a duplicate.
+"""Claim: the tasks that this process may run now under one lease, from the claim until each of them is settled.
 
-Authority. A task belongs to whoever wrote the last `lease_token` into it; the lease is one row of `task_lease` for the
-whole batch (P2). The claim is committed before a handler starts. `heartbeat.py` renews the lease while the batch runs;
-`settle.py` names the token in every statement; when the lease is lost, reclaim gives the tasks to others, and whatever
-the old holder still wants to write is refused and audited.
+Every delivery is presumed a duplicate, and the claim decides what runs. A task belongs to the holder of the token in
+its row; the lease is one row of `task_lease` for the whole batch. The claim is committed before a handler starts.
+`heartbeat.py` renews the lease while the batch runs. `settle.py` names the token in every statement. When the lease is
+lost, reclaim gives the tasks to others, and whatever the old holder still tries to write is refused and audited.
 
-    QUEUED | RETRYING, due ──claim──► RUNNING, leased ──settle──► SUCCEEDED | RETRYING | DEAD | DISCARDED
-                                                     └─release─► QUEUED
-
-A delivered id that is not claimed is SKIPPED (running, final, taken by somebody else at this moment, or unknown),
-NOT_DUE, or UNHANDLED (no handler here, as in a rolling deploy: it is woken again later). Own ids come first;
-what remains of the batch is filled with other due tasks of the same queue and type (P7). A claim holds one kind (P4),
-and a task that must run alone (P5) is a kind of its own: `left` are the ids for the next claim. Tasks with a partition
-key are KEYED: `tasks/execution/claim_partitioned.py` claims those whose turn it is.
-
-For transactional handlers the claim is committed asynchronously (P15): if the server loses it in a crash, their effects
-are lost with it, and the task is claimed again. A claim of any other handler must survive, and is waited for; so is one
-that is `durable`, after which nothing but the ledger will know the task.
+A `Claim` is the only object that is passed along the execution path. It records which of its tasks are not settled
+yet, and which partition keys are blocked: tasks of one key run in their order, until one does not succeed.
 """
 
 from __future__ import annotations
@@ -25,123 +15,142 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from models.driver_values import array, array_of_ids
-from models.errors import Misuse
-from models.prepared_statements import Prepared
-from models.sql import sql
-from tasks.core.batch_size import batch_to_claim
-from tasks.core.due_times import DUE_AT, OPEN, TIME
+from models.engine import Bind, autocommit
+from models.ledger_outage import wait_for_ledger
+from tasks.core import batch_size
+from tasks.core.lease import HeldLease
+from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Succeeded
+from tasks.core.partition_keys import skipping
 from tasks.core.registry import Handler
+from tasks.core.result_metrics import count_outcomes
 from tasks.core.task import Task
+from tasks.execution.claim_statements import CLAIM, CLAIM_KEYED, CONTENTS, LOSSES
+from tasks.execution.time_limits import SoftLimit
 
-DUE: Final = f"{TIME} <= (SELECT at FROM clock)"
-
-
-def columns(content: str = "payload, nullif(context, '{}') AS context") -> str:
-    """What a task is to its handler, in the order of `Task`."""
-    return f"""id, type, {content}, queue, priority, attempt_count, max_attempts, idempotency_key, next_retry_at,
-                  created_at, partition_key, key_seq"""
+NOT_STARTED = Released("there was no time to start it")
+ALONE_NEXT_TIME = Isolated("its batch was broken, and there was no time to run it alone")
 
 
-_COUNT: Final = 13
-# given: what a handler may have changed in its hands.
-GIVEN: Final = sql("""
-    SELECT id, payload, nullif(context, '{}') FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))
-""")
-
-
-def claim_statement(choose: str, *, verdict: str) -> Prepared:
-    """QUEUED|RETRYING and due → RUNNING under a fresh lease, each with its transition; the others with a verdict.
-
-    `choose` makes `kind` of `own`, then `mine` (own ids of that kind, at most a batch), and locks `held`.
-    """
-    return Prepared(f"""
-    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
-    given AS MATERIALIZED (
-        SELECT id, min(place) AS place
-        FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS given(id, place) GROUP BY id),
-    known AS MATERIALIZED (
-        SELECT * FROM unnest(CAST(:types AS text[]), CAST(:batches AS integer[]), CAST(:relaxed AS boolean[]))
-                      AS known(type, batch, relaxed)),
-    own AS MATERIALIZED (
-        SELECT id, place, type, queue, priority, isolated, last_wakeup_at, {OPEN} AS open, {DUE} AS due, known.batch,
-               known.relaxed, partition_key, key_seq
-        FROM given LEFT JOIN LATERAL (
-            SELECT type, queue, priority, isolated, last_wakeup_at, status, next_retry_at, partition_key, key_seq
-            FROM ledger.ingest_task WHERE id = given.id OFFSET 0) AS task ON true
-        LEFT JOIN known USING (type)),
-    {choose},
-    relaxed AS MATERIALIZED (
-        SELECT set_config('synchronous_commit', 'off', true) FROM kind WHERE relaxed),
-    lease AS (
-        INSERT INTO ledger.task_lease
-            (token, holder, lease_until, task_ids, type, queue, priority, claimed_at, last_wakeup_at)
-        SELECT CAST(:token AS uuid), CAST(:holder AS text), clock.at + make_interval(secs => :lease_seconds),
-               array_agg(held.id), kind.type, kind.queue, kind.priority, clock.at,
-               (SELECT max(last_wakeup_at) FROM mine)
-        FROM held CROSS JOIN kind CROSS JOIN clock GROUP BY kind.type, kind.queue, kind.priority, clock.at),
-    told AS (
-        INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, actor, created_at)
-        SELECT id, status, 'RUNNING', attempt_count, CAST(:holder AS text), at FROM held CROSS JOIN clock),
-    run AS (
-        UPDATE ledger.ingest_task
-        SET status = 'RUNNING', lease_token = CAST(:token AS uuid), updated_at = (SELECT at FROM clock)
-        WHERE id = ANY(ARRAY(SELECT id FROM held))
-        RETURNING {columns()})
-    SELECT run.*, 'RUN' AS verdict FROM run LEFT JOIN relaxed ON true
-    UNION ALL
-    (SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-            CASE WHEN NOT coalesce(open, false) THEN 'SKIPPED' WHEN NOT due THEN 'NOT_DUE'
-                 WHEN batch IS NULL THEN 'UNHANDLED' {verdict}
-                 WHEN own.id IN (SELECT id FROM mine) THEN 'SKIPPED' ELSE 'LEFT' END
-     FROM own WHERE own.id NOT IN (SELECT id FROM held) ORDER BY place)
-    """)
-
-
-# claim: own ids first, then others of their kind that are due, skipping what others are locking.
-CLAIM: Final = claim_statement(
-    f"""
-    kind AS MATERIALIZED (
-        SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
-        FROM own WHERE open AND due AND partition_key IS NULL AND batch IS NOT NULL
-        ORDER BY isolated, place LIMIT 1),
-    mine AS MATERIALIZED (
-        SELECT own.id, own.last_wakeup_at FROM own JOIN kind USING (type, queue, priority, isolated)
-        WHERE open AND due AND partition_key IS NULL ORDER BY place LIMIT (SELECT most FROM kind)),
-    others AS MATERIALIZED (
-        SELECT task.id FROM kind CROSS JOIN LATERAL (
-            SELECT id FROM ledger.ingest_task
-            WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND NOT isolated
-              AND {DUE_AT} <= (SELECT at FROM clock) AND id <> ALL(CAST(:ids AS uuid[]))
-            ORDER BY {DUE_AT}, id
-            LIMIT (SELECT kind.most - count(*) FROM mine) FOR NO KEY UPDATE SKIP LOCKED) AS task
-        WHERE NOT kind.isolated AND (SELECT count(*) FROM mine) < kind.most),
-    held AS MATERIALIZED (
-        SELECT task.* FROM (SELECT id FROM mine UNION ALL SELECT id FROM others ORDER BY id) AS wanted
-        CROSS JOIN LATERAL (
-            SELECT id, status, attempt_count FROM ledger.ingest_task
-            WHERE id = wanted.id AND {OPEN} AND {DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task)""",
-    verdict="WHEN partition_key IS NOT NULL THEN 'KEYED'",
-)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claim:
-    """What may run now, under one lease, and what became of the other ids."""
+    """The tasks of one lease, and the verdict on every other delivered id (`claim_statements.py`)."""
 
-    token: uuid.UUID
-    deadline: float  # of `time.monotonic()`, taken before the claim: nothing may be done in its name after that (P6)
+    lease: HeldLease
     tasks: list[Task] = field(default_factory=list)
     skipped: list[uuid.UUID] = field(default_factory=list)
     not_due: list[uuid.UUID] = field(default_factory=list)
     unhandled: list[uuid.UUID] = field(default_factory=list)
     left: list[uuid.UUID] = field(default_factory=list)
-    keyed: list[uuid.UUID] = field(default_factory=list)  # they wait for their turn, too
-    next_in_line: list[uuid.UUID] = field(default_factory=list)  # whose turn comes when what runs now is done
+    keyed: list[uuid.UUID] = field(default_factory=list)
+    next_in_line: list[uuid.UUID] = field(default_factory=list)
+
+    # From here on: only while it runs. `begin` sets what has no default.
+    bind: Bind = field(init=False, repr=False)
+    handler: Handler = field(init=False, repr=False)
+    soft_limit: SoftLimit = field(init=False, repr=False)
+    stop_starting_at: float = field(init=False)  # no further task is started after this time
+    half_a_lease_at: float = field(init=False)
+    not_started: Outcome = NOT_STARTED  # what becomes of tasks that are not started
+    unsettled: dict[Task, None] = field(default_factory=dict)
+    decided: dict[Task, Outcome] = field(default_factory=dict)  # outcomes that are not written yet
+    running: Sequence[Task] = ()
+    seconds: dict[Task, float] = field(default_factory=dict)  # in the handler, the last time it was called
+    seconds_outside: dict[Task, float] = field(default_factory=dict)  # before `Finish`, which belongs to the same call
+    blocked_keys: dict[str, int] = field(default_factory=dict)  # from which `key_seq` on no task of the key may run
+
+    @property
+    def token(self) -> uuid.UUID:
+        return self.lease.token
+
+    def begin(self, bind: Bind, handler: Handler, *, lease_seconds: float) -> None:
+        """Take these tasks into the hands of their handler."""
+        self.bind = bind
+        self.handler = handler
+        self.soft_limit = SoftLimit(handler.soft_limit_seconds)
+        self.half_a_lease_at = self.lease.deadline - lease_seconds / 2
+        self.unsettled = dict.fromkeys(self.tasks)
+        self.restart_clock()
+
+    @property
+    def is_visible(self) -> bool:
+        """False in a user's test, whose transaction no other worker can see."""
+        return isinstance(self.bind, Engine)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        return time.monotonic() >= self.stop_starting_at
+
+    @property
+    def half_a_lease_is_over(self) -> bool:
+        return time.monotonic() >= self.half_a_lease_at
+
+    def restart_clock(self) -> None:
+        """Stop starting tasks after a second, so that other workers share a slow batch; after half a lease for sure."""
+        self.stop_starting_at = self.half_a_lease_at
+        if self.is_visible and not self.handler.many:
+            self.stop_starting_at = min(self.half_a_lease_at, time.monotonic() + batch_size.STOP_SECONDS)
+
+    def restore(self, tasks: Sequence[Task]) -> None:
+        """Give the tasks back the payload and context with which they were submitted; a handler may change them."""
+
+        def read() -> dict[uuid.UUID, tuple[Any, Any]]:
+            with autocommit(self.bind) as connection:
+                found = connection.execute(CONTENTS, {"ids": array_of_ids(task.id for task in tasks)})
+                return {id_: (payload, context or {}) for id_, payload, context in found}
+
+        contents = wait_for_ledger(read)
+        for task in tasks:
+            task.payload, task.context = contents.get(task.id, (task.payload, task.context))
+
+    def count_losses(self, task: Task, message: str) -> int:
+        """Return how often in a row this task was released with this message before."""
+
+        def read() -> int:
+            with autocommit(self.bind) as connection:
+                return int(connection.execute(LOSSES, {"id": task.id, "message": message}).scalar_one())
+
+        return wait_for_ledger(read)
+
+    def add_seconds(self, tasks: Sequence[Task], seconds: float) -> None:
+        """Record how long the handler took for these tasks."""
+        each = seconds / len(tasks) + self.seconds_outside.get(tasks[0], 0.0)
+        self.seconds |= dict.fromkeys(tasks, each)
+        batch_size.record_duration(self.handler, each)
+
+    def mark_settled(self, outcomes: Mapping[Task, Outcome], settled: Mapping[Task, Outcome]) -> None:
+        """Remove these tasks. Those that are not in `settled` belong to another holder now."""
+        for task in outcomes:
+            del self.unsettled[task]
+            self.decided.pop(task, None)
+            if not self._makes_way(settled.get(task)):
+                self.block_key_behind(task)
+        count_outcomes(settled, self.seconds)
+
+    def block_key_behind(self, task: Task) -> None:
+        """Let no later task of the same partition key run in this claim."""
+        if task.partition_key is not None:
+            place = task.key_seq or 0
+            self.blocked_keys[task.partition_key] = min(place, self.blocked_keys.get(task.partition_key, place))
+
+    def is_blocked(self, task: Task) -> bool:
+        """Return True if a task before it in its partition key did not succeed."""
+        return task.partition_key in self.blocked_keys and (task.key_seq or 0) > self.blocked_keys[task.partition_key]
+
+    def has_predecessor(self, task: Task) -> bool:
+        """Return True if an unsettled task of this claim comes before it in its partition key."""
+        return task.partition_key is not None and any(
+            other.partition_key == task.partition_key and (other.key_seq or 0) < (task.key_seq or 0)
+            for other in self.unsettled
+        )
+
+    def _makes_way(self, outcome: Outcome | None) -> bool:
+        """Return True if the next task of the partition key may run. None: another holder decides."""
+        return isinstance(outcome, Succeeded | Discarded) or (isinstance(outcome, Dead) and self.handler.skip_dead)
 
 
 def claim(
@@ -152,45 +161,42 @@ def claim(
     holder: str,
     lease_seconds: float,
     token: uuid.UUID | None = None,
-    statement: Prepared = CLAIM,
+    keyed: bool = False,
     durable: bool = False,
-    commits: bool = True,
-    batch_of: Callable[[Handler], int] = batch_to_claim,
-    **more: Any,
+    batch_of: Callable[[Handler], int] = batch_size.batch_to_claim,
 ) -> Claim:
-    """Claim a batch and commit. `durable`: it is on the disk when this returns, whatever the handler.
+    """Claim a batch; the caller commits, if the connection does not do so by itself.
 
-    Whoever gives a fresh `token` knows what was claimed even if this never returns.
-
-    `commits=False` is for a test that will roll back: nobody else sees the claim, so it keeps nobody away; and for one
-    that knows its batch, whatever the pace of its handler, there is `batch_of`.
+    `keyed` claims tasks that have a partition key, in the order of their keys. `durable`: the claim is on disk when it
+    is committed, whatever the handler. A caller that gives a new `token` knows what was claimed even if this never
+    returns.
     """
-    if commits and connection.in_transaction():
-        raise Misuse("A claim commits, and this connection has a transaction open.")
-    token = token or uuid.uuid4()
-    deadline = time.monotonic() + lease_seconds
+    lease = HeldLease(token or uuid.uuid4(), time.monotonic() + lease_seconds)  # the deadline is taken before the claim
     values = {
         "ids": array_of_ids(ids),
         "types": array(handlers),
         "batches": array(batch_of(handler) for handler in handlers.values()),
         "relaxed": array(handler.transactional and not durable for handler in handlers.values()),
-        "token": token,
+        "token": lease.token,
         "holder": holder,
         "lease_seconds": lease_seconds,
-        **more,
     }
-    rows = statement.rows(connection, values)
-    if commits:
-        connection.commit()
-    return _sorted(Claim(token, deadline), rows)
+    if keyed:
+        values["skipping"] = skipping(handlers)
+    found = _sort((CLAIM_KEYED if keyed else CLAIM).rows(connection, values), lease)
+    if keyed:
+        found.tasks.sort(key=lambda task: task.key_seq or 0)
+        found.not_due.extend(found.next_in_line)
+    return found
 
 
-def task_of(columns: Sequence[Any]) -> Task:
-    """From a row that begins with these columns."""
-    return Task(columns[0], columns[1], columns[2], columns[3] or {}, *columns[4:_COUNT])
+def task_from_row(row: Sequence[Any]) -> Task:
+    """Return the task of a row that begins with `claim_statements.columns`."""
+    return Task(row[0], row[1], row[2], row[3] or {}, *row[4:13])
 
 
-def _sorted(found: Claim, rows: Iterable[Sequence[Any]]) -> Claim:
+def _sort(rows: Iterable[Sequence[Any]], lease: HeldLease) -> Claim:
+    found = Claim(lease)
     others = {
         "SKIPPED": found.skipped,
         "NOT_DUE": found.not_due,
@@ -201,7 +207,7 @@ def _sorted(found: Claim, rows: Iterable[Sequence[Any]]) -> Claim:
     }
     for row in rows:
         if row[-1] == "RUN":
-            found.tasks.append(task_of(row))
+            found.tasks.append(task_from_row(row))
         else:
             others[row[-1]].append(row[0])
     return found

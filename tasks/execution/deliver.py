@@ -1,9 +1,10 @@
 """`tasks.ingest(ids)`: what a worker does with one message.
 
-    guard ─► batch of one kind ─► handler, settle ─► what is left of the ids, until nothing is
+    claim ─► run ─► settle, batch by batch, until nothing is left of the ids
 
-The message may be a duplicate, late, or made by hand: the guard decides. It is acknowledged when everything in it is
-settled or refused; if this process dies before, the broker or reclaim brings the tasks back.
+The message may be a duplicate, late, or made by hand: the claim decides. It is acknowledged when every task in it is
+settled or refused. If this process dies before, the broker or reclaim brings the tasks back. While the ledger is
+unreachable, the message is kept and the process waits, so a worker whose processes all wait takes no more messages.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -24,6 +24,7 @@ import settings
 from failpoint import failpoint
 from models.engine import autocommit
 from models.errors import CeleriacError
+from models.ledger_outage import wait_for_ledger
 from tasks.core import wakeups
 from tasks.core.batch_size import is_kept_small
 from tasks.core.holders import holder_of
@@ -31,112 +32,103 @@ from tasks.core.outcomes import Released, Snoozed
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.registry import find, handlers
 from tasks.core.result_metrics import count
-from tasks.execution import claim, claim_partitioned
-from tasks.execution.batch import Batch
-from tasks.execution.claim import Claim
-from tasks.execution.release import give_back
-from tasks.execution.run_handler import is_serialization_failure
-from tasks.execution.unsettled import REPEATS
+from tasks.execution.claim import Claim, claim
+from tasks.execution.run import run
+from tasks.execution.settle import release_unstarted
 
 logger = logging.getLogger(__name__)
 
 Owned = Callable[[Sequence[uuid.UUID]], None]
-UNHANDLED_SECONDS: Final = 30.0
 Id = str | uuid.UUID
+UNHANDLED_SECONDS: Final = 30.0
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def ingest(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
-    """Run what may run of these tasks: first those that wait for nobody, then those with a partition key.
+    """Run what may run of these tasks: first those without a partition key, then those with one.
 
-    `owned` is told after each claim what is left to claim: the ledger owns the rest from there, durably, and whoever
-    delivered the ids may forget those.
+    After each claim, `owned` is told which ids are left to claim. The ledger is responsible for all others from then
+    on, durably, so the sender of the ids may forget them.
     """
-    keyed = _claim_and_run(engine, known_ids(ids), claim.claim, owned)
-    _claim_and_run(engine, keyed, claim_partitioned.claim_keyed, owned)
-
-
-def _claim_and_run(
-    engine: Engine, ids: Sequence[Id], claim: Callable[..., Claim], owned: Owned | None
-) -> list[uuid.UUID]:
-    """Batch by batch; returns the ids that another kind of claim is for."""
-    current = settings.current()
+    plain: Sequence[Id] = known_ids(ids)
     keyed: list[uuid.UUID] = []
-    while ids:
-        token = uuid.uuid4()
-        try:
-            claimed = _repeated_if_asked(
-                engine,
-                partial(
-                    claim,
-                    ids=ids,
-                    handlers=handlers(),
-                    holder=holder_of(os.getpid()),
-                    lease_seconds=current.ingest_lease_seconds,
-                    token=token,
-                    durable=owned is not None,
-                ),
+    while plain or keyed:
+        claimed, plain, keyed = _claim(engine, plain, keyed, owned)
+        if claimed.tasks:
+            run(claimed)
+
+
+def _claim(
+    engine: Engine, plain: Sequence[Id], keyed: list[uuid.UUID], owned: Owned | None
+) -> tuple[Claim, list[uuid.UUID], list[uuid.UUID]]:
+    """Claim one batch; return it, and the ids that are left to claim, without and with a partition key."""
+    current = settings.current()
+    tokens: list[uuid.UUID] = []
+
+    def attempt() -> Claim:
+        for lost in tokens:  # an earlier attempt may have claimed something although its answer was lost
+            release_unstarted(engine, lost, Released("the answer to its claim was lost"))
+        tokens[:] = [uuid.uuid4()]
+        with autocommit(engine) as connection:
+            return claim(
+                connection,
+                plain or keyed,
+                handlers=handlers(),
+                holder=holder_of(os.getpid()),
+                lease_seconds=current.ingest_lease_seconds,
+                token=tokens[0],
+                keyed=not plain,
+                durable=owned is not None,
             )
-            failpoint("ingest.after_claim")
-            count("skipped", len(claimed.skipped))
-            count("not_due", len(claimed.not_due))
-            # A rolling deploy: another worker may know their type, or this one tomorrow.
-            _wake_again(engine, claimed.unhandled, after_seconds=UNHANDLED_SECONDS)
-            # Their turn is about to come.
-            _wake_again(engine, claimed.next_in_line, after_seconds=NEXT_SECONDS, waits_in_line=True)
-            keyed += claimed.keyed
-            ids = _for_others(engine, claimed)
-            if owned:
-                owned([*ids, *keyed])
-            batch = Batch(engine, claimed, find(claimed.tasks[0].type), current) if claimed.tasks else None
-        except BaseException as error:  # a worker that is told to stop waits for a claim as often as for anything else
-            why = f"it was not started: {type(error).__name__}"
-            give_back(engine, current, token, Snoozed(1.0, why) if isinstance(error, Exception) else Released(why))
-            raise
-        if batch:
-            batch.run()
-    return keyed
+
+    try:
+        claimed = wait_for_ledger(attempt)
+        failpoint("ingest.after_claim")
+        count("skipped", len(claimed.skipped))
+        count("not_due", len(claimed.not_due))
+        # A rolling deploy: another worker may know the type, or this one after its restart.
+        _wake_again(engine, claimed.unhandled, after_seconds=UNHANDLED_SECONDS)
+        _wake_again(engine, claimed.next_in_line, after_seconds=NEXT_SECONDS, waits_in_line=True)
+        left = _left_to_us(engine, claimed)
+        left_plain, left_keyed = (left, keyed + claimed.keyed) if plain else ([], left)
+        if owned:
+            owned([*left_plain, *left_keyed])
+        if claimed.tasks:
+            claimed.begin(engine, find(claimed.tasks[0].type), lease_seconds=current.ingest_lease_seconds)
+    except BaseException as error:  # a signal may stop the worker here, too
+        why = f"it was not started: {type(error).__name__}"
+        outcome = Snoozed(1.0, why) if isinstance(error, Exception) else Released(why)
+        release_unstarted(engine, tokens[0], outcome)
+        raise
+    return claimed, left_plain, left_keyed
 
 
-def _repeated_if_asked(engine: Engine, claim: Callable[[Connection], Claim]) -> Claim:
-    """A database whose default is REPEATABLE READ or above may ask for that (P14); an error would lose the message."""
-    for _ in range(REPEATS - 1):
-        try:
-            with autocommit(engine) as connection:
-                return claim(connection)
-        except DBAPIError as error:
-            if not is_serialization_failure(error):
-                raise
-    with autocommit(engine) as connection:
-        return claim(connection)
-
-
-def _for_others(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
-    """Where a slow type made the batch small, the rest is woken again for a free worker. Returns what is left to us.
-
-    That is all of it if they cannot be woken for: an error would leave what is claimed to reclaim, and a task that was
-    alone in its batch would be charged with that (P5).
-    """
+def _left_to_us(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
+    """Return the ids for our next claim. If tasks of this type are slow, the rest is woken again for other workers."""
     if not claimed.tasks or not is_kept_small(find(claimed.tasks[0].type), len(claimed.tasks)):
         return claimed.left
     try:
         _wake_again(engine, claimed.left, queues=[claimed.tasks[0].queue], restarts_grace=True)
-    except (DBAPIError, CeleriacError) as error:
-        logger.warning("not left to others: %s", str(error).partition("\n")[0])
+    except (DBAPIError, CeleriacError) as error:  # what is claimed must run all the same
+        logger.warning("Not left to other workers: %s", str(error).partition("\n")[0])
         return claimed.left
     return []
 
 
 def _wake_again(engine: Engine, ids: Sequence[uuid.UUID], *, queues: Sequence[str] = (), **how: Any) -> None:
-    """Wake-ups for these queues that are due at once are ours to publish."""
-    if ids:
+    """Insert new wake-ups. This process publishes those for `queues`."""
+
+    def write() -> None:
         with Session(engine) as db:
             wakeups.wake_again(db, ids, queues=queues, **how)
             db.commit()
 
+    if ids:
+        wait_for_ledger(write)
+
 
 def known_ids(ids: Sequence[Any]) -> list[str]:
-    """What is no id is nobody's task."""
+    """Drop what is not a UUID, and count it as skipped: it cannot name a task."""
     found = [id_ for id_ in map(str, ids) if ID.fullmatch(id_)]
     count("skipped", len(ids) - len(found))
     return found

@@ -1,11 +1,12 @@
-"""The heartbeat: one thread per process, with a connection of its own, renews every lease of the process (P6).
+"""The heartbeat: one thread per process, with a connection of its own, renews every lease of the process.
 
-It starts with the first lease, after the fork, and never runs on Celery's event loop. A lease that it cannot renew is
-lost: its holder is told, and refuses to do more in its name. It stops renewing, and ends the process, when a handler
-exceeds its hard limit; whatever is then still running is reclaimed as from any lost worker.
+It starts with the first lease, after the fork, and never runs on Celery's event loop. A lease that is gone from the
+ledger is lost: its holder is told and refuses to do more in its name. While the ledger is unreachable, the thread waits
+for it like settling does, and renews all leases as soon as it answers.
 
-A task that runs outside a transaction is looked at now and then: if somebody discarded it or took it over, its handler
-is interrupted with `LeaseLost`, and has its `finally` to clean up.
+It also enforces hard time limits. It writes the limit into the lease, so that reclaim can say why the process ended,
+and kills the process. It looks now and then at tasks that run outside a transaction: if an operator discarded such a
+task or another worker took it over, its handler is interrupted with `LeaseLost`, and can clean up in a `finally`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from sqlalchemy import Engine
@@ -25,7 +26,8 @@ from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.engine import make_engine
-from models.errors import CeleriacError, LeaseLost
+from models.errors import CeleriacError, LeaseLost, Unreachable
+from models.ledger_outage import is_outage, wait_for_ledger
 from models.process_singleton import OnePerProcess
 from models.sql import sql
 from tasks.core.lease import HeldLease
@@ -34,19 +36,23 @@ logger = logging.getLogger(__name__)
 
 STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 BEATS_PER_LEASE: Final = 3
-LOOK_SECONDS: Final = 0.5  # for limits that have begun meanwhile
+LOOK_SECONDS: Final = 0.5  # how often hard limits are checked
 
-# renew: held → held for as long again. A lease that somebody has in hand just now is there, and not renewed (P14).
+# renew: held → held for as long again. A lease that is locked at this moment is found, but not renewed.
 RENEW: Final = sql("""
     WITH held AS MATERIALIZED (
         SELECT token FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token
         FOR NO KEY UPDATE SKIP LOCKED),
     renewed AS (
-        UPDATE ledger.task_lease SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds)
+        UPDATE ledger.task_lease
+        SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds), is_extended = false
         FROM held WHERE task_lease.token = held.token
         RETURNING task_lease.token)
     SELECT token, token IN (SELECT token FROM renewed) FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))
 """)
+
+# give_reason: a lease whose process is about to be killed → the same, with the reason for reclaim.
+GIVE_REASON: Final = sql("UPDATE ledger.task_lease SET reason = :reason WHERE token = :token")
 
 WATCH_SECONDS: Final = 1.0
 # still_held: of the watched tasks, those that their holder still has.
@@ -69,19 +75,20 @@ class Heartbeat:
         self._engine: Engine | None = None
 
     @contextmanager
-    def holding(self, token: uuid.UUID, deadline: float) -> Iterator[HeldLease]:
-        held = HeldLease(token, deadline)
+    def holding(self, lease: HeldLease) -> Iterator[HeldLease]:
+        """Renew this lease while the block runs."""
+        lease.renew = lambda: wait_for_ledger(self.beat)
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
                 thread.start()
-                self._thread = thread  # or the next one tries again
-            self._held[token] = held
+                self._thread = thread  # only now: if it could not be started, the next lease tries again
+            self._held[lease.token] = lease
         try:
-            yield held
+            yield lease
         finally:
             with self._lock:
-                del self._held[token]
+                del self._held[lease.token]
 
     def beat(self) -> None:
         """Renew all leases once."""
@@ -101,7 +108,7 @@ class Heartbeat:
                 logger.warning("the lease %s is lost", token)
 
     def watch(self) -> None:
-        """Interrupt handlers whose task somebody else has decided about."""
+        """Interrupt handlers whose task was discarded or is held by another worker."""
         with self._lock:
             found = [(held, held.watched) for held in self._held.values()]
         watched = {held.token: (held, one) for held, one in found if one is not None}
@@ -136,30 +143,49 @@ class Heartbeat:
         next_beat = time.monotonic() + pause
         next_watch = time.monotonic() + WATCH_SECONDS
         while not self._closed.is_set():
-            self._closed.wait(
-                max(0.05, min(next_beat, self._next_limit(), time.monotonic() + LOOK_SECONDS) - time.monotonic())
-            )
-            self._end_what_takes_too_long()
+            self._pause(max(0.05, min(next_beat, next_watch) - time.monotonic()))
             try:
                 if time.monotonic() >= next_watch:
                     next_watch = time.monotonic() + WATCH_SECONDS
                     self.watch()
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + pause
-                    self.beat()
-            except (DBAPIError, CeleriacError) as error:  # its deadline says when the lease is no longer good
-                logger.warning("leases could not be renewed: %s", str(error).partition("\n")[0])
+                    wait_for_ledger(self.beat, pause=self._pause_unless_closed)
+            except (DBAPIError, CeleriacError) as error:
+                if not is_outage(error):  # `watch` does not wait: the next one comes in a second
+                    logger.warning("Leases could not be renewed: %s", str(error).partition("\n")[0])
         if self._engine is not None:
             self._engine.dispose()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, and enforce hard limits meanwhile."""
+        until = time.monotonic() + seconds
+        while (left := min(until, self._next_limit()) - time.monotonic()) > 0 and not self._closed.is_set():
+            self._closed.wait(min(left, LOOK_SECONDS))
+        self._enforce_hard_limit()
+
+    def _pause_unless_closed(self, seconds: float) -> None:
+        self._pause(seconds)
+        if self._closed.is_set():
+            raise Unreachable
 
     def _next_limit(self) -> float:
         with self._lock:
             return min((held.hard_limit_at for held in self._held.values() if held.hard_limit_at), default=float("inf"))
 
-    def _end_what_takes_too_long(self) -> None:
-        if time.monotonic() >= self._next_limit():
-            logger.error("a handler exceeded its hard time limit: this process ends")
-            os.kill(os.getpid(), signal.SIGKILL)
+    def _enforce_hard_limit(self) -> None:
+        with self._lock:
+            leases = list(self._held.values())
+        now = time.monotonic()
+        for lease in leases:
+            if lease.hard_limit_at and now >= lease.hard_limit_at:
+                reason = (
+                    f"The handler exceeded its hard limit of {lease.hard_limit_seconds:g} s; its process was killed."
+                )
+                logger.error(reason)
+                with suppress(DBAPIError, CeleriacError), self._connections().begin() as connection:
+                    connection.execute(GIVE_REASON, {"token": lease.token, "reason": reason})
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 heartbeat: Final = OnePerProcess(Heartbeat)

@@ -1,132 +1,205 @@
-"""Writing down what became of tasks: one transition for each outcome.
+"""Settle tasks: write what became of them, under the token of their claim.
 
     Succeeded   RUNNING → SUCCEEDED, with the result
-    Retry       attempt_count + 1; with the last attempt DEAD, else RETRYING at now + backoff(attempt_count), and the
-                wake-up for that time is written with it
-    Dead        attempt_count + 1; DEAD, with its dead letter
-    Snoozed     RUNNING → RETRYING, no attempt burned
+    Retry       RUNNING → RETRYING at now + backoff, with a wake-up for that time; attempt_count + 1
+    Dead        RUNNING → DEAD, with its dead letter; attempt_count + 1
+    Snoozed     RUNNING → RETRYING at a given time, with a wake-up for that time
     Discarded   RUNNING → DISCARDED
-    Released    RUNNING → QUEUED, with its wake-up
-    Isolated    RUNNING → RETRYING, due at once, with a wake-up of its own
+    Released    RUNNING → QUEUED, with a wake-up
+    Isolated    RUNNING → RETRYING, due now, with a wake-up of its own
 
-A final state of a task with a partition key wakes the task that is now the first of that key.
+A final state of a task with a partition key wakes the next task of that key. The lease ends with its last task, in the
+same commit.
 
-A task whose lease is lost is in none of the answers: nothing is written for it but an audit (P2). Nobody commits here.
+The token decides. A task that does not have it any more belongs to another holder: nothing is written for it but an
+audit. An unreachable ledger is waited for, even beyond the end of the lease: a lease that expired and was not reclaimed
+is still valid. If the answer to a commit was lost, the same is written again. It finds nothing to do if the first one
+took effect.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
 import metrics
+import settings
 from models.driver_values import array, array_of_ids
-from models.prepared_statements import Prepared
+from models.errors import CeleriacError
+from models.ledger_outage import wait_for_ledger
 from outbox.backoff import backoff_ms
 from outbox.destinations import CELERY
 from outbox.lease import Db, connection_of
-from settings import Settings
 from tasks.core import wakeups
 from tasks.core.holders import actor
-from tasks.core.outcomes import Dead, Outcome, Retry, Snoozed, Succeeded
+from tasks.core.outcomes import Dead, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
 from tasks.core.partition_keys import skipping
-from tasks.core.registry import Handler, handlers
+from tasks.core.registry import Handler, find_or_default, handlers
+from tasks.core.result_metrics import count
 from tasks.core.task import Task
+from tasks.execution.claim import Claim, task_from_row
+from tasks.execution.claim_statements import RUNNING
+from tasks.execution.decision import dead_after_last_attempt
 from tasks.execution.settle_statements import AUDIT, TRANSITIONS, settling
 
-Outcomes = Sequence[tuple[Task, Outcome]]
-Columns = Mapping[str, Any]
+logger = logging.getLogger(__name__)
+
+Outcomes = Mapping[Task, Outcome]
+STOP_SECONDS: Final = 3.0  # how long a worker that stops waits for the ledger; Celery kills it after five
 
 
-class Settlement:
-    """Settling under one lease."""
+def settle(claim: Claim, outcomes: Outcomes, *, seconds: float = math.inf) -> None:
+    """Write these outcomes in a transaction of their own. Wait for an unreachable ledger, for `seconds` at most."""
+    if not outcomes:
+        return
+    claim.decided.update(outcomes)
+    tries = 0
 
-    def __init__(self, token: uuid.UUID, handler: Handler, settings: Settings) -> None:
-        self.token = token
-        self.handler = handler
-        self.settings = settings
-
-    def settle(
-        self, db: Db, outcomes: Outcomes, *, is_last: bool = False, in_batch: bool = False
-    ) -> dict[Task, Outcome]:
-        """Returns what was settled, and as what. `is_last` ends the lease; `in_batch`: with the handlers' effects."""
-        groups: dict[type[Outcome], list[tuple[Task, Any]]] = defaultdict(list)
-        for pair in outcomes:
-            final = _final(*pair) if type(pair[1]) is Retry else pair
-            groups[type(final[1])].append(final)
-        settled: dict[Task, Outcome] = {}
-        for group in groups.values():
-            statement, columns = self._statement(group, in_batch=in_batch)
-            values = {**columns, "is_last": is_last and not settled}  # the lease before all tasks
-            ids = self._execute(db, statement, [task for task, _ in group], values)
-            settled.update(group if ids is None else (pair for pair in group if pair[0].id in ids))
+    def write() -> Outcomes:
+        nonlocal tries
+        tries += 1
+        with Session(claim.bind) as db:
+            settled = settle_in(db, claim, outcomes)
+            if tries == 1:  # later, what is missing may have been settled by a commit whose answer was lost
+                for task, code in _refused(outcomes, settled).items():
+                    audit(db, [task.id], code, token=claim.token)
+            db.commit()
         return settled
 
-    def audit(self, db: Db, ids: Sequence[uuid.UUID], code: str, *, is_last: bool) -> None:
-        """A lost lease: what this holder could not write, and what it found instead."""
-        values = {"id": array_of_ids(ids), "code": code, "worker_id": actor(), "token": self.token, "is_last": is_last}
-        connection_of(db).execute(AUDIT, values)
-        metrics.LEASE_LOST_TOTAL.inc(len(ids))
+    settled = wait_for_ledger(write, seconds=seconds)
+    if tries == 1:
+        count("lease_lost", len(_refused(outcomes, settled)))
+        claim.mark_settled(outcomes, settled)
+        return
+    missing = [task for task in outcomes if task not in settled]
+    claim.mark_settled(outcomes, outcomes)
+    for task in missing:  # settled by us or taken by another holder: no later task of its key may pass it here
+        claim.block_key_behind(task)
 
-    def _execute(
-        self, db: Db, statement: Prepared, tasks: Sequence[Task], values: Mapping[str, Any]
-    ) -> set[uuid.UUID] | None:
-        """The ids that were settled; None if it was all of them."""
+
+def settle_in(db: Db, claim: Claim, outcomes: Outcomes, *, in_batch: bool = False) -> Outcomes:
+    """Write these outcomes in the transaction of `db`. The caller commits and then calls `claim.mark_settled`."""
+    is_last = len(outcomes) == len(claim.unsettled)
+    return write_outcomes(db, outcomes, token=claim.token, handler=claim.handler, is_last=is_last, in_batch=in_batch)
+
+
+def give_up(claim: Claim, task: Task) -> None:
+    """Record that the task ran here although another holder has it. Its effects were rolled back."""
+    with Session(claim.bind) as db:
+        audit(db, [task.id], "late_success", token=claim.token, is_last=len(claim.unsettled) == 1)
+        db.commit()
+    claim.mark_settled({task: Released("")}, {})
+    count("lease_lost", 1)
+
+
+def release_unstarted(engine: Engine, token: uuid.UUID, outcome: Released | Snoozed) -> None:
+    """Release the tasks that were claimed under this token, if any were, when the claim itself is not at hand."""
+
+    def write() -> None:
+        with Session(engine) as db:
+            tasks = [task_from_row(row) for _, *row in db.execute(RUNNING, {"tokens": [token]})]
+            if tasks:
+                handler = find_or_default(tasks[0].type)
+                write_outcomes(db, dict.fromkeys(tasks, outcome), token=token, handler=handler, is_last=True)
+            db.commit()
+
+    try:
+        wait_for_ledger(write, seconds=STOP_SECONDS)
+    except (SQLAlchemyError, CeleriacError) as error:
+        logger.warning("Left to reclaim, if it was claimed: %s", str(error).partition("\n")[0])
+
+
+def audit(db: Db, ids: Sequence[uuid.UUID], code: str, *, token: uuid.UUID, is_last: bool = False) -> None:
+    """Record what the holder of this token was not allowed to write. `is_last` ends the lease."""
+    values = {"id": array_of_ids(ids), "code": code, "worker_id": actor(), "token": token, "is_last": is_last}
+    connection_of(db).execute(AUDIT, values)
+    metrics.LEASE_LOST_TOTAL.inc(len(ids))
+
+
+def _refused(outcomes: Outcomes, settled: Outcomes) -> dict[Task, str]:
+    """Return the code of each task that was not settled. A task that was only to be released needs no audit."""
+    return {
+        task: "late_success" if isinstance(outcome, Succeeded) else "lease_lost"
+        for task, outcome in outcomes.items()
+        if task not in settled and not isinstance(outcome, Released | Isolated)
+    }
+
+
+def write_outcomes(
+    db: Db, outcomes: Outcomes, *, token: uuid.UUID, handler: Handler, is_last: bool = False, in_batch: bool = False
+) -> dict[Task, Outcome]:
+    """Write outcomes under a token, and return those that were written.
+
+    One statement for all outcomes of a kind. `is_last` ends the lease; `in_batch`: together with the handlers' effects.
+    """
+    groups: dict[Any, dict[Task, Any]] = defaultdict(dict)  # by the class of the outcome
+    for task, outcome in outcomes.items():
+        final = dead_after_last_attempt(task, outcome)
+        groups[type(final)][task] = final
+    settled: dict[Task, Outcome] = {}
+    for kind, group in groups.items():
         parameters = {
-            **values,
-            "id": array_of_ids(task.id for task in tasks),
-            "token": self.token,
+            **_values(kind, group, handler),
+            "id": array_of_ids(task.id for task in group),
+            "token": token,
             "actor": actor(),
-            **wakeups.wakeup_values(db, {task.queue for task in tasks}),
+            "is_last": is_last and not settled,  # the first statement locks the lease before all tasks
+            **wakeups.wakeup_values(db, {task.queue for task in group}),
         }
+        statement = settling(kind, frees_keys="skipping" in parameters, in_batch=in_batch and kind is Succeeded)
         ids, ours = statement.execute(connection_of(db), parameters).one()
         wakeups.publish_after_commit(db, ours)
-        return None if ids is None else set(ids)
-
-    def _statement(self, group: Sequence[tuple[Task, Any]], *, in_batch: bool) -> tuple[Prepared, Columns]:
-        """One statement for outcomes of one kind, and its value for each task."""
-        kind: Any = type(group[0][1])
-        transition = TRANSITIONS[kind]
-        values = {name: array(_COLUMNS[name](self, *pair) for pair in group) for name in transition.columns}
-        frees_keys = (
-            transition.is_final
-            and (kind is not Dead or self.handler.skip_dead)
-            and any(task.partition_key is not None for task, _ in group)
-        )
-        if frees_keys:
-            values["skipping"] = skipping(handlers())
-        if kind is Dead:
-            queue = self.settings.ingest_dlq_queue
-            values["dead_letters"] = f"{CELERY}{queue}" if queue else ""
-        return settling(kind, frees_keys=frees_keys, in_batch=in_batch and kind is Succeeded), values
-
-    def _wait_ms(self, task: Task, failed: Retry | Snoozed) -> float:
-        if isinstance(failed, Snoozed):
-            return failed.seconds * 1000
-        return max(self._backoff_ms(task.attempt_count + 1), failed.least_seconds * 1000)
-
-    def _backoff_ms(self, attempt: int) -> float:
-        if self.handler.backoff:
-            return self.handler.backoff[min(attempt, len(self.handler.backoff)) - 1] * 1000
-        return backoff_ms(
-            attempt,
-            base_ms=self.settings.ingest_retry_base_backoff_ms,
-            cap_ms=self.settings.ingest_retry_max_backoff_ms,
-            jitter=self.settings.ingest_retry_jitter,
-        )
+        written = None if ids is None else set(ids)  # None: all of them
+        settled.update(group if written is None else {t: group[t] for t in group if t.id in written})
+    return settled
 
 
-def _final(task: Task, failed: Any) -> tuple[Task, Outcome]:
-    """The last attempt that fails is the end."""
-    return task, Dead(failed.failure) if task.attempt_count + 1 >= task.max_attempts else failed
+def _values(kind: Any, group: Mapping[Task, Any], handler: Handler) -> dict[str, Any]:
+    """Return the parameters of the statement that settles tasks with one kind of outcome."""
+    transition = TRANSITIONS[kind]
+    values: dict[str, Any] = {
+        name: array(_COLUMNS[name](handler, task, outcome) for task, outcome in group.items())
+        for name in transition.columns
+    }
+    frees_keys = transition.is_final and (kind is not Dead or handler.skip_dead)
+    if frees_keys and any(task.partition_key is not None for task in group):
+        values["skipping"] = skipping(handlers())
+    if kind is Dead:
+        queue = settings.current().ingest_dlq_queue
+        values["dead_letters"] = f"{CELERY}{queue}" if queue else ""
+    return values
 
 
-_COLUMNS: Final[dict[str, Callable[[Settlement, Task, Any], Any]]] = {
+def _wait_ms(handler: Handler, task: Task, outcome: Retry | Snoozed) -> float:
+    if isinstance(outcome, Snoozed):
+        return outcome.seconds * 1000
+    return max(_backoff_ms(handler, task.attempt_count + 1), outcome.least_seconds * 1000)
+
+
+def _backoff_ms(handler: Handler, attempt: int) -> float:
+    if handler.backoff:
+        return handler.backoff[min(attempt, len(handler.backoff)) - 1] * 1000
+    current = settings.current()
+    return backoff_ms(
+        attempt,
+        base_ms=current.ingest_retry_base_backoff_ms,
+        cap_ms=current.ingest_retry_max_backoff_ms,
+        jitter=current.ingest_retry_jitter,
+    )
+
+
+_COLUMNS: Final[dict[str, Callable[[Handler, Task, Any], Any]]] = {
     "result": lambda _, __, succeeded: succeeded.written,
     "why": lambda _, __, outcome: outcome.why,
-    "wait_ms": lambda settlement, task, outcome: settlement._wait_ms(task, outcome),
+    "wait_ms": _wait_ms,
     "last_error": lambda _, __, failed: failed.failure.trace,
     "error_message": lambda _, __, failed: failed.failure.message,
     "error_code": lambda _, __, failed: failed.failure.code,

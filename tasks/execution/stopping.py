@@ -1,29 +1,27 @@
-"""Whether it is the worker that stops, or only a handler that says so.
+"""Tell a worker that stops from a handler that ends itself.
 
-A worker that is told to end interrupts its handler, whose task is given back unburned (P12). A handler that ends a
-process by itself, as the `main()` of a command line does, has failed: it would be given back for ever, and take a child
-of its worker with it each time.
+A worker that is told to stop interrupts its handler, and the task is released: this does not count as an attempt. A
+handler that raises SystemExit by itself, as the `main()` of a command line does, has failed. If it were released, it
+would run again for ever, and end a child of its worker each time.
 """
 
 from __future__ import annotations
 
 import signal
-from typing import Final
 
 from billiard.common import terminate_handler_fired  # type: ignore[attr-defined]
 from celery.exceptions import WorkerTerminate
 
+from models.ledger_outage import LONGEST_CHAIN
 from tasks.core.outcomes import Verdict
-
-LONGEST_CHAIN: Final = 10  # of errors that came of each other
 
 
 class WorkerStops(SystemExit):
-    """Raised into a handler by the signal that ends its worker."""
+    """Raised into a handler when its worker is told to stop."""
 
 
 def what_stops(error: BaseException | None) -> BaseException | None:
-    """What a signal has raised: this, or what its handler was interrupted by when it failed to clean up."""
+    """Return the exception that a signal raised: this one, or the one during whose cleanup the handler failed."""
     for _ in range(LONGEST_CHAIN):
         if error is None or isinstance(error, Verdict) or _is_of_a_signal(error):
             break
@@ -32,7 +30,7 @@ def what_stops(error: BaseException | None) -> BaseException | None:
 
 
 def _is_of_a_signal(error: BaseException) -> bool:
-    if isinstance(error, KeyboardInterrupt):  # elsewhere than where Python itself raises it, nobody pressed a key
+    if isinstance(error, KeyboardInterrupt):  # only real if Python's own handler of SIGINT is in place
         return signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return isinstance(error, WorkerStops | WorkerTerminate) or (
         isinstance(error, SystemExit) and terminate_handler_fired()

@@ -1,33 +1,34 @@
-"""The `db` of a transactional handler: a session in the transaction that will also say SUCCEEDED.
+"""The `db` of a transactional handler: a session in the transaction that also writes SUCCEEDED.
 
-Its handler may do anything in it but end it: `commit`, `rollback` and `close` would tear the effect from the SUCCEEDED
-that belongs to it, and are refused (P3). Savepoints (`begin_nested`) are the handler's own.
+A handler may do anything in it except end it: `commit`, `rollback` and `close` would separate the effect from the
+SUCCEEDED that belongs to it, and are refused. Savepoints (`begin_nested`) are the handler's own.
 
-There are other ways to say COMMIT, and the database refuses those: the transaction opens with a cursor that a COMMIT
-would have to read to its end, and that cannot be read (`settle_statements.BEGIN_BATCH`). Settling closes it. So a
-transaction that settling has not seen is never committed, and where it finds no cursor, the transaction is another one.
+A handler could also send COMMIT as text. The database refuses that: the transaction begins with a cursor that a COMMIT
+would have to read to its end, and that cannot be read (`settle_statements.BEGIN_BATCH`). Settling closes the cursor. So
+a transaction that was not settled is never committed, and if settling finds no cursor, the transaction is another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import Any, NoReturn
 
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
 from sqlalchemy import Connection, TextClause
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from models.engine import Bind
 from models.errors import CeleriacError, Misuse
+from models.ledger_outage import wait_for_ledger
 from tasks.execution.settle_statements import BEGIN_BATCH, CHECK_DEFERRED
 
 
 class TransactionMisused(Misuse):
-    """A handler does not end the transaction that it was given: its effect and SUCCEEDED commit together.
+    """The handler ended the transaction that it was given, in which its effects and SUCCEEDED commit together.
 
-    A transactional handler committed or rolled back the session that it was given.
+    A transactional handler committed, rolled back or closed the session that it was given.
     """
 
     code = "transaction_misused"
@@ -35,7 +36,7 @@ class TransactionMisused(Misuse):
 
 
 class TransactionFailed(CeleriacError):
-    """The handler went on after an error of the database, and what it wrote cannot be committed: use a savepoint.
+    """The handler continued after a database error, and what it wrote cannot be committed: use a savepoint.
 
     The handler caught a database error, and its transaction cannot be used any more.
     """
@@ -54,14 +55,19 @@ class LedgerLost(CeleriacError):
     remedy = "Nothing: the task runs again when PostgreSQL is back."
 
 
+class TransactionState(Enum):
+    """What a handler has left of its transaction."""
+
+    OPEN = auto()
+    FAILED = auto()  # a statement failed, or a flush of the ORM
+    ENDED = auto()  # the handler sent COMMIT or ROLLBACK
+    LOST = auto()  # the connection is gone
+
+
 @contextmanager
-def handler_session(engine: Bind) -> Iterator[HandlerSession]:
-    """A session in a new transaction, which is rolled back unless `commit_batch` was called."""
-    db = HandlerSession(engine)
-    try:
-        db.begin_batch()
-    except DBAPIError as error:
-        raise LedgerLost from error
+def handler_session(bind: Bind) -> Iterator[HandlerSession]:
+    """Open a session in a new transaction, which is rolled back unless `commit_batch` is called."""
+    db = wait_for_ledger(lambda: HandlerSession(bind))
     try:
         yield db
     finally:
@@ -69,10 +75,17 @@ def handler_session(engine: Bind) -> Iterator[HandlerSession]:
 
 
 class HandlerSession(Session):
-    """Only its maker can end it."""
+    """A session that its handler cannot end."""
 
-    def __init__(self, engine: Bind) -> None:
-        super().__init__(engine, expire_on_commit=False)
+    def __init__(self, bind: Bind) -> None:
+        super().__init__(bind, expire_on_commit=False)
+        try:
+            self._plain = self.connection()
+            self._plain.execute(BEGIN_BATCH)
+        except BaseException:
+            self.end()
+            raise
+        self._driver: Any = self._plain.connection.dbapi_connection
 
     def commit(self) -> NoReturn:
         raise TransactionMisused
@@ -92,42 +105,40 @@ class HandlerSession(Session):
     def __enter__(self) -> NoReturn:
         raise TransactionMisused
 
-    def begin_batch(self) -> None:
-        self._plain = self.connection()
-        self._plain.execute(BEGIN_BATCH)
-        self._driver: Any = self._plain.connection.dbapi_connection
-
     def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
-        """`text` goes straight to the connection, where the session would send it after a long look at it."""
+        """Execute a statement. A `text` goes straight to the connection, which saves the session's own preparation."""
         if type(statement) is TextClause and not options and self.is_active and not self.in_nested_transaction():
             return self._plain.execute(statement, params)
         return super().execute(statement, params, **options)
 
+    @property
+    def state(self) -> TransactionState:
+        if self._driver.closed:
+            return TransactionState.LOST
+        status = self._driver.get_transaction_status()
+        if self.is_active and status == TRANSACTION_STATUS_IDLE:  # the ORM ends it after a failed flush: not active
+            return TransactionState.ENDED
+        if not self.is_active or status != TRANSACTION_STATUS_INTRANS:
+            return TransactionState.FAILED
+        return TransactionState.OPEN
+
     def take_stock(self) -> None:
-        """After a handler: what the ORM still holds is its doing, and so is what became of the transaction."""
+        """After a handler has returned: flush the ORM's objects, and raise if the transaction cannot be committed."""
         self.flush()
-        if self.is_lost:
-            raise LedgerLost
-        if self.was_ended:
-            raise TransactionMisused
-        if not self.is_active or self._driver.get_transaction_status() != TRANSACTION_STATUS_INTRANS:
-            raise TransactionFailed
-
-    @property
-    def is_lost(self) -> bool:
-        return bool(self._driver.closed)
-
-    @property
-    def was_ended(self) -> bool:
-        """Somebody else than the ORM, which ends it when a flush fails, has said COMMIT or ROLLBACK."""
-        return self.is_active and self._driver.get_transaction_status() == TRANSACTION_STATUS_IDLE
+        match self.state:
+            case TransactionState.LOST:
+                raise LedgerLost
+            case TransactionState.ENDED:
+                raise TransactionMisused
+            case TransactionState.FAILED:
+                raise TransactionFailed
 
     def commit_batch(self) -> None:
-        """In a test's own transaction (`tasks/testing/`) it ends a savepoint, which looks at no deferred constraint."""
+        """Commit. In a user's test it ends a savepoint, which does not check deferred constraints: so check them."""
         if isinstance(self.bind, Connection):
             self._plain.execute(CHECK_DEFERRED)
         super().commit()
 
     def end(self) -> None:
-        """Roll back what was not committed, and give the connection back."""
+        """Roll back what was not committed, and return the connection to the pool."""
         super().close()

@@ -28,8 +28,8 @@ from outbox.after_commit_publisher import after_commit_publisher
 from tasks.core.batch_size import smallest_batch
 from tasks.core.logs import configure_logging
 from tasks.core.registry import handlers
+from tasks.execution.call_handler import call_handler
 from tasks.execution.deliver import ingest
-from tasks.execution.run_handler import call, call_outside
 from tasks.execution.stopping import WorkerStops
 from tasks.kafka.intake import MOST_IDS, Intake
 
@@ -39,7 +39,7 @@ POLL_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 1.0  # before an unreachable ledger is tried again
 REPEAT_SIGNAL_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 5.0
-_CALLING: Final = {call.__code__, call_outside.__code__}
+_CALLING: Final = call_handler.__code__
 
 
 class Worker:
@@ -82,7 +82,7 @@ class Worker:
             self.stopped.set()
             threading.Thread(target=_repeat_signal, name="kafka-repeat-signal", daemon=True).start()
         while frame is not None:
-            if frame.f_code in _CALLING:
+            if frame.f_code is _CALLING:
                 raise WorkerStops(0)
             frame = frame.f_back
 

@@ -3,12 +3,11 @@
 A lease expires when its holder no longer renews it. Reclaim ends it while its row is locked, and settles its tasks
 under its token: a holder that settles at the same moment either comes first or is refused.
 
-    one task was running     → RETRYING or DEAD, error code `worker_lost`: this counts as an attempt
-    several were running     → RETRYING, isolated: each runs alone next time, because the culprit is unknown; this does
-                               not count as an attempt
+`execution/decision.py` says what becomes of the tasks: one that ran alone has failed, several will each run alone.
 
-After a restart of the database, or when reclaim has not run for longer than a lease, expired leases are first extended
-once: their holders may be alive and were unable to renew them. See docs/protocol.md, Poison and Ticks.
+After a restart of the database, or when reclaim has not run for longer than a lease, an expired lease is first
+extended, once: its holder may be alive and was unable to renew it. If it was not renewed until the next look, it is
+reclaimed, however rarely reclaim runs. See docs/protocol.md, Poison and Ticks.
 """
 
 from __future__ import annotations
@@ -26,30 +25,36 @@ from sqlalchemy.orm import Session
 import metrics
 from models.sql import sql
 from settings import Settings
-from tasks.core.outcomes import ErrorCode, Failure, Isolated, Retry
 from tasks.core.registry import find_or_default
 from tasks.core.task import Task
-from tasks.execution.claim import task_of
-from tasks.execution.release import RUNNING
-from tasks.execution.settle import Outcomes, Settlement
+from tasks.execution.claim import task_from_row
+from tasks.execution.claim_statements import RUNNING
+from tasks.execution.decision import decide_lost_process
+from tasks.execution.settle import write_outcomes
 
 logger = logging.getLogger(__name__)
 
 _LOCK_LEASES: Final = """
-    SELECT token, holder, type FROM ledger.task_lease
-    WHERE {} ORDER BY lease_until LIMIT :leases FOR UPDATE SKIP LOCKED"""
-# expired: leases that their holders have not renewed, longest expired first.
+    WITH found AS MATERIALIZED (
+        SELECT token, sum(cardinality(task_ids)) OVER (ORDER BY lease_until, token) - cardinality(task_ids) AS before
+        FROM ledger.task_lease WHERE {0} AND token <> ALL(CAST(:failed AS uuid[])))
+    SELECT token, holder, type, reason FROM ledger.task_lease
+    WHERE token = ANY(ARRAY(SELECT token FROM found WHERE before < :tasks)) AND {0}
+    ORDER BY lease_until, token FOR UPDATE SKIP LOCKED"""
+# expired: leases that their holders have not renewed, longest expired first, with about so many tasks.
 EXPIRED: Final = sql(_LOCK_LEASES.format("lease_until <= (SELECT ledger.ledger_now())"))
 # of_holders: the leases of processes that are known to have ended.
 OF_HOLDERS: Final = sql(_LOCK_LEASES.format("holder = ANY(CAST(:holders AS text[]))"))
 END_LEASES: Final = sql("DELETE FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))")
 
-# extend_expired: expired leases → valid for one more lease from now.
+# extend_expired: expired, not extended before → valid for one more lease from now. Renewing clears the mark.
 EXTEND_EXPIRED: Final = sql("""
     WITH expired AS MATERIALIZED (
         SELECT token FROM ledger.task_lease
-        WHERE lease_until <= (SELECT ledger.ledger_now()) ORDER BY token FOR UPDATE SKIP LOCKED)
-    UPDATE ledger.task_lease SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds)
+        WHERE lease_until <= (SELECT ledger.ledger_now()) AND NOT is_extended AND reason IS NULL
+        ORDER BY token FOR UPDATE SKIP LOCKED)
+    UPDATE ledger.task_lease
+    SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds), is_extended = true
     FROM expired WHERE task_lease.token = expired.token
 """)
 # was_interrupted: the database has just started, or reclaim has not run for a while: holders may have been cut off.
@@ -58,7 +63,6 @@ WAS_INTERRUPTED: Final = sql("""
         OR coalesce((SELECT (SELECT ledger.ledger_now()) - finished_at > make_interval(secs => :pause_seconds)
                      FROM ledger.tick WHERE name = 'reclaim'), true)
 """)
-LEASES_AT_ONCE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +82,17 @@ def reclaim_leases(engine: Engine, settings: Settings, *, holders: Sequence[str]
     if holders is None:
         _extend_if_interrupted(engine, settings)
     total = Reclaimed()
+    failed: list[uuid.UUID] = []
     while True:
         with Session(engine) as db:
-            some = _reclaim_some(db, settings, holders)
+            some, failed_now = _reclaim_some(db, settings, holders, failed)
             db.commit()
+        if not some.leases and not failed_now:
+            return total
+        failed += failed_now
         total += some
         metrics.LEASE_EXPIRED_TOTAL.inc(some.leases)
         metrics.INGEST_STREAM_RECLAIM_TOTAL.labels("claimed").inc(some.charged + some.isolated)
-        if some.leases < LEASES_AT_ONCE:
-            return total
 
 
 def _extend_if_interrupted(engine: Engine, settings: Settings) -> None:
@@ -97,22 +103,27 @@ def _extend_if_interrupted(engine: Engine, settings: Settings) -> None:
             connection.execute(EXTEND_EXPIRED, {"lease_seconds": lease})
 
 
-def _reclaim_some(db: Session, settings: Settings, holders: Sequence[str] | None) -> Reclaimed:
+def _reclaim_some(
+    db: Session, settings: Settings, holders: Sequence[str] | None, failed: Sequence[uuid.UUID]
+) -> tuple[Reclaimed, list[uuid.UUID]]:
+    """Reclaim leases with about a batch of tasks; return also the leases that could not be reclaimed."""
     statement = EXPIRED if holders is None else OF_HOLDERS
-    leases = db.execute(statement, {"leases": LEASES_AT_ONCE, "holders": list(holders or ())}).all()
+    values = {"tasks": settings.ingest_reclaim_batch_size, "holders": list(holders or ()), "failed": list(failed)}
+    leases = db.execute(statement, values).all()
     if not leases:
-        return Reclaimed()
+        return Reclaimed(), []
     running: dict[uuid.UUID, list[Task]] = {lease.token: [] for lease in leases}
-    for token, *found in db.execute(RUNNING, {"tokens": list(running)}):
-        running[token].append(task_of(found))
+    for token, *row in db.execute(RUNNING, {"tokens": list(running)}):
+        running[token].append(task_from_row(row))
     ended: list[uuid.UUID] = []
     charged = isolated = 0
     for lease in leases:
         tasks = running[lease.token]
+        outcomes = decide_lost_process(tasks, lease.holder, lease.reason)
         try:
             with db.begin_nested():
-                settlement = Settlement(lease.token, find_or_default(lease.type), settings)
-                settled = len(settlement.settle(db, _outcomes(tasks, lease.holder)))
+                handler = find_or_default(lease.type)
+                settled = len(write_outcomes(db, outcomes, token=lease.token, handler=handler))
         except DataError:  # the handler's retry settings are unusable; other leases must not wait for that
             logger.exception("Cannot reclaim a lease of %s.", lease.type)
             continue
@@ -122,11 +133,4 @@ def _reclaim_some(db: Session, settings: Settings, holders: Sequence[str] | None
         else:
             isolated += settled
     db.execute(END_LEASES, {"tokens": ended})
-    return Reclaimed(len(ended), charged, isolated)
-
-
-def _outcomes(tasks: Sequence[Task], holder: str) -> Outcomes:
-    if len(tasks) == 1:
-        sentence = f"The worker {holder} was lost while it ran this task."
-        return [(tasks[0], Retry(Failure(ErrorCode.WORKER_LOST, sentence, sentence)))]
-    return [(task, Isolated(f"the worker {holder} was lost with its batch")) for task in tasks]
+    return Reclaimed(len(ended), charged, isolated), [token for token in running if token not in ended]

@@ -7,8 +7,7 @@ deliver     run a task of the ledger            run_due     run all due tasks th
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
@@ -21,11 +20,9 @@ from models.sql import sql
 from outbox.lease import Db
 from tasks.core.due_times import OPEN, TIME
 from tasks.core.holders import actor
-from tasks.core.lease import HeldLease
 from tasks.core.registry import Handler, find, handlers
-from tasks.execution.batch import Batch
 from tasks.execution.claim import claim
-from tasks.execution.claim_partitioned import claim_keyed
+from tasks.execution.run import run as run_claim
 from tasks.submission.envelope import NewTask
 from tasks.submission.submit import submit_many
 from tasks.testing.run_result import Ran, read_ran
@@ -103,14 +100,14 @@ def _delivered(connection: Connection, ids: Sequence[uuid.UUID]) -> list[Ran]:
         "handlers": {**handlers(), handler.type: replace(handler, batch=len(ids))},
         "holder": actor(),
         "lease_seconds": current.ingest_lease_seconds,
-        "commits": False,
         "batch_of": attrgetter("batch"),
     }
     claimed = claim(connection, ids, **how)
     if claimed.keyed:
-        claimed = claim_keyed(connection, claimed.keyed, **how)
+        claimed = claim(connection, claimed.keyed, keyed=True, **how)
     if claimed.tasks:
-        _Batch(connection, claimed, handler, current).run()
+        claimed.begin(connection, handler, lease_seconds=current.ingest_lease_seconds)
+        run_claim(claimed)
     run_ids = {task.id for task in claimed.tasks}
     return [read_ran(connection, id_, was_run=id_ in run_ids, raised=raised.get(id_)) for id_ in ids]
 
@@ -131,14 +128,3 @@ def _recording(handler: Handler, raised: dict[uuid.UUID, BaseException]) -> Hand
 
     recording: Callable[..., Any] = function
     return replace(handler, function=recording)
-
-
-class _Batch(Batch):
-    """A batch without heartbeat, which leaves no tasks to other workers: none can see its transaction."""
-
-    def _stop_starting_at(self) -> float:
-        return self.half_a_lease_at
-
-    @contextmanager
-    def _holding(self) -> Iterator[HeldLease]:
-        yield HeldLease(self.claim.token, self.claim.deadline)

@@ -24,7 +24,7 @@ from bench.peers.programs import PEERS_PYTHON, PeersMissing, require_peers
 from commands.bench import _print_systems
 from settings import ROOT
 from tasks.core.outcomes import Succeeded
-from tasks.execution.claim import CLAIM
+from tasks.execution.claim_statements import CLAIM
 from tasks.execution.settle_statements import settling
 
 FOUND = Found(

@@ -305,7 +305,7 @@ def test_retry_now_refuses_a_running_or_finished_task(stack: ServersOfTests) -> 
     (done,) = submitted({})
     ingest(engine(), [done])
     (running,) = submitted({})
-    with engine().connect() as connection:
+    with engine().begin() as connection:
         claim.claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
     for task, sentence in [(running, "is running"), (done, "does not run again"), (uuid.UUID(int=1), "no task")]:
         refused = manage("retry-now", task)

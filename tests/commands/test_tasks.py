@@ -156,7 +156,7 @@ def test_a_list_shows_every_status_with_the_latest_change_first(stack: ServersOf
     done, discarded, died, retrying = submitted({}, {"discard": "why"}, DIES, {"fail": 1}, key=None)
     ingest(engine(), [done, discarded, died, retrying])
     (running,) = submitted({})
-    with engine().connect() as connection:
+    with engine().begin() as connection:
         claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
     (queued,) = submitted({})
     found = listed()["tasks"]
@@ -232,7 +232,7 @@ def test_show_names_the_wakeup_and_the_missing_worker_of_a_waiting_task(stack: S
 
 def test_show_names_the_worker_of_a_running_task_and_its_audits(stack: ServersOfTests) -> None:
     (task,) = submitted({})
-    with engine().connect() as connection:
+    with engine().begin() as connection:
         held = claim(connection, [task], handlers=handlers(), holder="a worker", lease_seconds=60)
     with engine().begin() as connection:
         audit = sql("INSERT INTO ledger.task_audit (task_id, code, worker_id) VALUES (:id, 'late_success', 'sleeper')")
@@ -254,7 +254,7 @@ def test_an_unknown_task_fails_and_an_invalid_id_is_misuse(stack: ServersOfTests
 def test_stats_counts_by_status_queue_and_type_and_shows_the_oldest_due_task(stack: ServersOfTests) -> None:
     ingest(engine(), submitted({}, DIES, {"fail": 1}, {"discard": "why"}))
     (running,) = submitted({})
-    with engine().connect() as connection:
+    with engine().begin() as connection:
         claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
     submitted({}, run_at=timedelta(days=1))
     move(stack, 3600)
@@ -303,7 +303,7 @@ def test_reclaim_once_recovers_the_task_of_a_lost_worker(stack: ServersOfTests) 
     move(stack, 600)  # leases get extra time after a start of the database and before the first look
     (task,) = submitted({})
     manage("reclaim", "--once")
-    with engine().connect() as connection:
+    with engine().begin() as connection:
         claim(connection, [task], handlers=handlers(), holder="gone", lease_seconds=1)
         connection.execute(sql("UPDATE ledger.task_lease SET lease_until = lease_until - interval '1 minute'"))
         connection.commit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import uuid
 from collections import Counter
@@ -12,17 +13,18 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event
 
 import metrics
+import settings
 from models.engine import engine, sessions
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import NewTask, submit_many
 from tasks.core import registry
 from tasks.core.outcomes import Verdict
-from tasks.core.registry import Handler, handler, handlers
+from tasks.core.registry import Handler, find, handler, handlers
 from tasks.core.task import Task
 from tasks.execution.claim import Claim, claim
-from tasks.execution.claim_partitioned import claim_keyed
 from tasks.execution.deliver import ingest
+from tasks.execution.run import run
 from tests.tasks.work import SCRIPTS, effects, insert, register, sink, task, transitions
 
 WAITING = sql("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = :pid")
@@ -84,16 +86,24 @@ def claimed(
 ) -> Claim:
     """Claim tasks as another worker would."""
     how = {"handlers": handlers(), "lease_seconds": 60, **how}
-    if connection is not None:
-        return claim(connection, ids, holder=holder, **how)
-    with engine().connect() as own:
-        return claim(own, ids, holder=holder, **how)
+    if connection is None:
+        with engine().connect() as own:
+            return claimed(ids, connection=own, holder=holder, **how)
+    found = claim(connection, ids, holder=holder, **how)
+    connection.commit()
+    return found
 
 
 def claimed_in_turn(ids: Sequence[uuid.UUID]) -> Claim:
     """Claim tasks with a partition key as another worker would."""
-    with engine().connect() as own:
-        return claim_keyed(own, ids, handlers=handlers(), holder="another:1", lease_seconds=60)
+    return claimed(ids, keyed=True)
+
+
+def run_claim(claim: Claim, **changes: Any) -> None:
+    """Run a claim in this process, as a worker does after it has claimed."""
+    handler = dataclasses.replace(find(claim.tasks[0].type), **changes)
+    claim.begin(engine(), handler, lease_seconds=settings.current().ingest_lease_seconds)
+    run(claim)
 
 
 def delivered(ids: Sequence[Any]) -> None:
@@ -128,7 +138,7 @@ def leases() -> int:
 
 
 class BatchClock:
-    """The clock of `tasks/execution/batch.py`: time passes only when a handler says so."""
+    """The clock of `tasks/execution/claim.py`: time passes only when a handler says so."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()

@@ -118,6 +118,8 @@ CREATE TABLE ledger.task_lease (
     priority smallint NOT NULL,
     claimed_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     last_wakeup_at timestamptz,
+    is_extended boolean NOT NULL DEFAULT false,
+    reason text,
     CONSTRAINT pk_task_lease PRIMARY KEY (token),
     CONSTRAINT ck_task_lease_priority CHECK (priority BETWEEN 0 AND 9)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);

@@ -118,7 +118,7 @@ def test_a_claim_of_a_slow_type_stays_small() -> None:
 
 
 def test_the_first_task_of_a_type_runs_alone() -> None:
-    with handled(TYPE, quickly) as handler, engine().connect() as connection:
+    with handled(TYPE, quickly) as handler, engine().begin() as connection:
         ids = submitted(10, TYPE)
         how: dict[str, Any] = {"handlers": handlers(), "holder": "another:1", "lease_seconds": 60}
         first = claim(connection, ids[:2], **how)

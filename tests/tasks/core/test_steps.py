@@ -14,7 +14,6 @@ import settings
 from models.engine import engine, make_engine
 from models.sql import sql
 from tasks import LeaseLost
-from tasks.core.lease import HeldLease
 from tasks.core.steps import Steps
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
@@ -154,20 +153,32 @@ def test_a_worker_that_lost_the_task_stores_and_reads_no_step(how: str) -> None:
     assert audits() == [(id_, "late_success")]
 
 
-def test_a_holder_stores_nothing_after_its_deadline_even_if_the_task_was_not_reclaimed() -> None:
-    """It counts as an attempt: a handler that starves the heartbeat must not be repeated for ever."""
+def test_a_step_renews_a_lease_that_has_expired_and_was_not_reclaimed() -> None:
+    """After an outage, for example, during which the heartbeat could not renew it."""
 
     def starve(each: Task) -> None:
         assert each.steps is not None
         each.steps.held.deadline = 0.0
         each.step("late", lambda: 1)
+        assert each.steps.held.is_good
 
-    id_ = ran(starve, max_attempts=2)
-    assert (stored(id_), task(id_)["status"], task(id_)["attempt_count"]) == ({}, "RETRYING", 1)
-    assert task(id_)["error_code"] == "lease_lost"
-    with handled(TYPE, starve, transactional=False):
-        delivered([id_])
-    assert task(id_)["status"] == "DEAD"
+    id_ = ran(starve, max_attempts=1)
+    assert (stored(id_), task(id_)["status"], task(id_)["attempt_count"]) == ({"late": 1}, "SUCCEEDED", 0)
+
+
+def test_a_step_does_not_call_its_function_if_the_lease_has_expired_and_was_reclaimed() -> None:
+    calls: list[str] = []
+
+    def starve(each: Task) -> None:
+        assert each.steps is not None
+        take_away(each.id)
+        with engine().begin() as connection:
+            connection.execute(sql("DELETE FROM ledger.task_lease"))
+        each.steps.held.deadline = 0.0
+        each.step("late", lambda: calls.append("called"))
+
+    id_ = ran(starve)
+    assert (calls, stored(id_), audits()) == ([], {}, [(id_, "lease_lost")])
 
 
 def test_two_writers_of_one_step_both_get_the_first_result() -> None:
@@ -327,17 +338,6 @@ def test_a_step_whose_answer_is_lost_is_stored_and_not_called_again(arrives: boo
     line.close()
     assert line._cut_at is None, "the connection was not cut"
     assert (task(id_)["status"], task(id_)["attempt_count"], calls()) == ("SUCCEEDED", 0, ["effect"])
-
-
-def test_an_unreachable_ledger_is_not_an_error_of_the_handler() -> None:
-    """The handler's list of retriable errors does not apply to our own database."""
-
-    def ask_unreachable(each: Task) -> None:
-        unreachable = make_engine("postgresql+psycopg2://me@127.0.0.1:1/nowhere")
-        Steps(unreachable, each.id, HeldLease(uuid.uuid4(), math.inf)).run("x", lambda: 1)
-
-    id_ = ran(ask_unreachable, retriable=[OnPurpose])
-    assert (task(id_)["status"], task(id_)["error_code"]) == ("RETRYING", "ledger_lost")
 
 
 def test_no_transaction_is_open_while_the_function_of_a_step_runs() -> None:

@@ -9,7 +9,9 @@ import pytest
 import settings
 from models.engine import engine
 from tasks import Snooze
-from tasks.core.outcomes import Retry, outcome_of, outcome_of_result
+from tasks.core.outcomes import Retry
+from tasks.core.registry import find
+from tasks.execution.decision import Situation, decide, decide_result
 from tasks.operations.task_details import read_task
 from tasks.recovery.reclaim import reclaim_leases
 from tests.tasks.deliveries import (
@@ -153,7 +155,7 @@ def test_a_payload_that_python_cannot_parse_is_shown_and_reclaimed_like_any_othe
 
 
 def test_a_result_that_cannot_be_stored_raises_nothing() -> None:
-    assert {type(outcome_of_result(result)) for result in BAD_RESULTS.values()} == {Retry}
+    assert {type(decide_result(result, Situation(find("test.insert")))) for result in BAD_RESULTS.values()} == {Retry}
 
 
 @pytest.mark.parametrize("error", BAD_ERRORS.values(), ids=BAD_ERRORS)
@@ -170,7 +172,7 @@ def test_an_error_of_any_shape_is_stored_and_does_not_harm_its_batch(error: Exce
 
 
 def test_a_failure_has_a_sentence_and_the_end_of_its_traceback() -> None:
-    outcome = outcome_of(long_error(3))
+    outcome = decide(long_error(3), Situation(find("test.insert")))
     assert isinstance(outcome, Retry)
     assert outcome.failure.message == ("OnPurpose: " + "x" * 500)[:500]
     assert outcome.failure.trace == "y" * 3999 + "\n"

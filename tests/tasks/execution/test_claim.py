@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Connection
 
 from models.engine import engine
-from models.errors import Misuse
 from models.sql import sql
 from tasks.core.registry import handlers
 from tasks.execution.claim import Claim
@@ -72,13 +71,6 @@ def test_a_claim_writes_its_lease_its_tasks_and_their_transitions_in_one_commit(
     assert (lease.token, lease.holder, sorted(lease.task_ids)) == (claim.token, "me:1", sorted(ids))
     assert (lease.lease_until - lease.claimed_at).total_seconds() == 60
     assert (lease.type, lease.queue, lease.priority) == ("test.insert", "ingest", 5)
-
-
-def test_a_claim_refuses_a_connection_with_work_in_it(one: Connection) -> None:
-    ids = submitted()
-    one.execute(sql("SELECT 1"))
-    with pytest.raises(Misuse):
-        claimed(ids, connection=one)
 
 
 def test_every_claim_has_its_own_token() -> None:

@@ -93,7 +93,7 @@ def test_a_finish_that_cannot_be_committed_fails_its_task(what: str) -> None:
             db.execute(sql("INSERT INTO one VALUES (1), (1)"))
 
     id_ = ran(lambda each: Finish(lambda db: write(each, db), object() if what == "bad result" else None))
-    assert state(id_)[:2] == ("RETRYING", 1)
+    assert state(id_)[:2] == ("DEAD" if what == "commit" else "RETRYING", 1)
     assert (effects(), leases()) == ({}, 0)
 
 

@@ -33,17 +33,15 @@ from models.engine import engine
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import Discard, NewTask, Permanent, Snooze, submit_many
-from tasks.core.registry import find, handlers
+from tasks.core.registry import handlers
 from tasks.core.task import Task
-from tasks.execution.batch import Batch
-from tasks.execution.claim import Claim
-from tasks.execution.claim_partitioned import claim_keyed
+from tasks.execution.claim import Claim, claim
 from tasks.operations import dead_tasks
 from tasks.recovery.reclaim import reclaim_leases
 from tests.machines import run_machine
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import handled
+from tests.tasks.deliveries import handled, run_claim
 from tests.tasks.key_model import BATCHES, MAX_ATTEMPTS, OPEN, SKIPS, WAIT, Turn, admitted, head, in_order
 from tests.tasks.lost_workers import later
 from tests.tasks.work import insert, wakeups
@@ -106,7 +104,8 @@ class Keys(RuleBasedStateMachine):
         ids += [id_ for id_ in heads if id_ not in ids and data.draw(st.booleans())]
         expected = admitted(self.turns, ids, self.now)
         with engine().connect() as connection:
-            got = claim_keyed(connection, ids, handlers=handlers(), holder="worker:1", lease_seconds=LEASE)
+            got = claim(connection, ids, handlers=handlers(), holder="worker:1", lease_seconds=LEASE, keyed=True)
+            connection.commit()
         assert [task.id for task in got.tasks] == expected
         assert {*got.skipped, *got.not_due, *got.left} == set(ids) - set(expected)
         if not got.tasks:
@@ -131,7 +130,7 @@ class Keys(RuleBasedStateMachine):
 
     def runs(self, claim: Claim, plan: dict[uuid.UUID, str]) -> None:
         self.plan = plan
-        Batch(engine(), claim, find(claim.tasks[0].type), settings.current()).run()
+        run_claim(claim)
         blocked: set[str] = set()
         for task in claim.tasks:
             turn = self.turns[task.id]

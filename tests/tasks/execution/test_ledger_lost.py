@@ -14,10 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import settings
+from models import ledger_outage
 from models.engine import engine, make_engine
 from models.sql import sql
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
+from tasks.execution.stopping import WorkerStops
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.outbox.publishers.proxy import Proxy
@@ -25,6 +27,7 @@ from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     are_well,
     audits,
+    change,
     delivered,
     handled,
     inserting,
@@ -46,8 +49,20 @@ class Line(Proxy):
 
     def __init__(self, server: str) -> None:
         self._cut_at: bytes | None = None
+        self.is_down = False
         self._answer_is_lost = self._must_answer = False
         super().__init__(server)
+
+    def go_down(self) -> None:
+        """Break all connections and accept no new one, as a server that restarts does."""
+        self.is_down = True
+        self.hang_up()
+
+    def _connect(self, client: socket.socket) -> None:
+        if self.is_down:
+            client.close()
+        else:
+            super()._connect(client)
 
     def cut_at(self, words: str, *, but_it_arrives: bool) -> None:
         self._cut_at, self._must_answer = words.encode(), but_it_arrives
@@ -139,12 +154,30 @@ def test_a_batch_that_loses_its_connection_is_not_charged_and_runs_one_by_one(lo
     assert effects() == dict.fromkeys(ids, 1)
 
 
+@pytest.mark.guarantee
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_task_that_loses_its_connection_when_alone_is_charged_once(loss: Script) -> None:
+def test_a_task_that_loses_its_connection_when_alone_is_released_and_not_charged(loss: Script) -> None:
     (id_,) = inserting({0: once(loss)}, 1)
     delivered([id_])
-    assert rows("status, attempt_count, error_code, isolated") == [("RETRYING", 1, "ledger_lost", False)]
+    assert rows("status, attempt_count, error_code, isolated") == [("QUEUED", 0, None, False)]
     assert (effects(), leases(), audits()) == ({}, 0, [])
+    assert wakeups()[-1].ids == [id_]
+    delivered([id_])
+    assert (rows(), effects()) == ([("SUCCEEDED", 0)], {id_: 1})
+
+
+@pytest.mark.guarantee
+def test_a_handler_that_crashes_its_own_backend_is_charged_at_the_third_loss_in_a_row() -> None:
+    (id_,) = inserting({0: noticed}, 1, max_attempts=2)
+    for expected in [("QUEUED", 0), ("QUEUED", 0), ("RETRYING", 1)]:
+        delivered([id_])
+        assert rows() == [expected]
+    assert task(id_)["error_code"] == "ledger_lost"
+    change(id_, "next_retry_at = ledger.ledger_now()")
+    for expected in [("QUEUED", 1), ("QUEUED", 1), ("DEAD", 2)]:  # another outcome ends the row of losses
+        delivered([id_])
+        assert rows() == [expected]
+    assert effects() == {}
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -161,24 +194,100 @@ def test_a_commit_whose_answer_was_lost_is_never_run_again(count: int, line: Lin
 def test_a_commit_that_never_arrived_leaves_no_effect(count: int, line: Line, through_the_line: Engine) -> None:
     ids = inserting({0: once(lambda *_: line.cut_at("COMMIT", but_it_arrives=False))}, count)
     ingest(through_the_line, ids)
-    alone = count == 1
-    assert rows("status, attempt_count, isolated") == [("RETRYING", int(alone), not alone)] * count
+    expected = ("QUEUED", 0, False) if count == 1 else ("RETRYING", 0, True)
+    assert rows("status, attempt_count, isolated") == [expected] * count
     assert (effects(), leases(), audits()) == ({}, 0, [])
 
 
-def test_only_the_task_that_was_running_alone_is_charged_for_a_lost_connection() -> None:
+def test_a_task_that_loses_the_connection_does_not_keep_its_batch_from_running() -> None:
     ids = inserting({0: raising(OnPurpose()), 2: once(noticed)}, 5)
     delivered(ids)
-    assert rows("status, attempt_count, isolated") == [
-        ("RETRYING", 1, False),
-        ("SUCCEEDED", 0, False),
-        ("RETRYING", 1, False),
-        ("QUEUED", 0, False),
-        ("QUEUED", 0, False),
-    ]
-    assert (effects(), leases()) == ({ids[1]: 1}, 0)
-    delivered(ids[3:])
-    assert effects() == dict.fromkeys([ids[1], *ids[3:]], 1)
+    assert rows() == [("RETRYING", 1), ("SUCCEEDED", 0), ("QUEUED", 0), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
+    assert (effects(), leases()) == (dict.fromkeys([ids[1], *ids[3:]], 1), 0)
+    delivered([ids[2]])
+    assert effects() == dict.fromkeys(ids[1:], 1)
+
+
+@pytest.fixture
+def outage(line: Line, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Bring the ledger back after the fifth attempt to reach it. Returns the attempts that failed."""
+    failures: list[str] = []
+    note_failure = ledger_outage.outage.note_failure
+
+    def note(error: BaseException) -> None:
+        failures.append(type(error).__name__)
+        line.is_down = len(failures) < 5
+        note_failure(error)
+
+    monkeypatch.setattr(ledger_outage.outage, "note_failure", note)
+    return failures
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("transactional", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+def test_work_that_is_finished_while_the_ledger_is_unreachable_is_kept_until_it_answers(
+    count: int, transactional: bool, line: Line, through_the_line: Engine, outage: list[str]
+) -> None:
+    calls: list[int] = []
+
+    def outside(each: Task) -> str:
+        calls.append(each.payload)
+        if len(calls) == 1:
+            line.go_down()
+        return "done"
+
+    def inside(each: Task, _db: Session) -> str:
+        return outside(each)
+
+    function: Any = inside if transactional else outside
+    with handled("test.elsewhere", function, transactional=transactional, max_attempts=1):
+        ids = submitted(count, "test.elsewhere", lambda n: n)
+        ingest(through_the_line, ids)
+        assert len(outage) == 5
+        if transactional:  # its transaction was lost, so it runs again
+            assert {attempts for _, attempts in rows()} == {0}
+            ingest(through_the_line, ids)
+        else:
+            ingest(through_the_line, ids[1:])  # the slow batch has left the others to other workers
+            assert calls == list(range(count)), "a finished handler ran again"
+    assert rows("status, attempt_count, result") == [("SUCCEEDED", 0, "done")] * count
+    assert (leases(), audits()) == (0, [])
+    assert ledger_outage.outage._since is None
+
+
+@pytest.mark.guarantee
+def test_a_message_is_kept_while_the_ledger_is_unreachable(
+    line: Line, through_the_line: Engine, outage: list[str]
+) -> None:
+    ids = submitted(3)
+    line.go_down()
+    ingest(through_the_line, ids)
+    assert len(outage) == 5
+    are_well(ids)
+
+
+def test_a_claim_whose_answer_was_lost_is_released_and_claimed_again(line: Line, through_the_line: Engine) -> None:
+    ingest(through_the_line, submitted(1))  # prepares the statement
+    ids = submitted(3)
+    line.cut_at("EXECUTE", but_it_arrives=True)
+    ingest(through_the_line, ids)
+    assert (set(rows()), leases()) == ({("SUCCEEDED", 0)}, 0)
+    assert [to for _, to in transitions(ids[0])] == ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "SUCCEEDED"]
+
+
+def test_steps_wait_for_an_unreachable_ledger(line: Line, through_the_line: Engine, outage: list[str]) -> None:
+    def work(each: Task) -> list[Any]:
+        first = each.step("first", lambda: "before")
+        line.go_down()
+        assert each.steps is not None
+        each.steps.held.deadline = 0.0  # the lease could not be renewed, and has expired
+        return [first, each.step("second", lambda: "after")]
+
+    with handled("test.elsewhere", work, transactional=False, max_attempts=1):
+        ingest(through_the_line, submitted(1, "test.elsewhere"))
+    assert rows("status, attempt_count, result") == [("SUCCEEDED", 0, ["before", "after"])]
+    assert len(outage) == 5
 
 
 @pytest.mark.parametrize("arrives", [True, False])
@@ -231,7 +340,12 @@ def test_an_effect_outside_the_ledger_is_settled_although_all_connections_are_in
 ) -> None:
     small = make_engine(settings.current().database_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
     taken: list[Connection] = []
-    monkeypatch.setattr("tasks.execution.unsettled.logger.warning", lambda *_: taken.pop().close())
+
+    def free_one(*_: Any) -> None:
+        if taken:
+            taken.pop().close()
+
+    monkeypatch.setattr("models.ledger_outage.logger.warning", free_one)
 
     with handled("test.elsewhere", lambda _task: taken.append(small.connect()), transactional=False):
         ingest(small, submitted(1, "test.elsewhere"))
@@ -257,14 +371,21 @@ def test_a_task_is_not_charged_for_a_prepared_statement_that_the_server_has_drop
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, Reclaimed(1, charged=1)), (3, Reclaimed(1, isolated=3))], ids=str)
-def test_tasks_that_cannot_be_released_keep_their_lease_until_it_is_reclaimed(
-    count: int, found: Reclaimed, line: Line, through_the_line: Engine, ledger: ServersOfTests
+def test_a_worker_that_must_stop_while_the_ledger_is_unreachable_leaves_its_tasks_to_reclaim(
+    count: int, found: Reclaimed, line: Line, ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def stop(_error: BaseException) -> None:
+        monkeypatch.undo()
+        raise WorkerStops(0)
+
     def lose_for_good(_task: Task, _db: Session) -> None:
         line.close()
+        monkeypatch.setattr(ledger_outage.outage, "note_failure", stop)
+        monkeypatch.setattr("tasks.execution.run.STOP_SECONDS", 0.1)
 
     ids = inserting({0: once(lose_for_good)}, count)
-    ingest(through_the_line, ids)
+    with pytest.raises(WorkerStops):
+        ingest(make_engine(line.url), ids)
     assert set(rows("status, lease_token IS NULL")) == {("RUNNING", False)}
     assert leases() == 1
     move(ledger, settings.current().ingest_lease_seconds + 1)

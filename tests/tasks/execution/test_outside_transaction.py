@@ -34,7 +34,7 @@ from tests.tasks.deliveries import (
 )
 from tests.tasks.lost_workers import later, reclaim_lost, start_child
 from tests.tasks.outside import TYPE, ran, state
-from tests.tasks.work import OnPurpose, effects, insert
+from tests.tasks.work import OnPurpose, effects, insert, task
 
 OPEN = """SELECT count(*) FROM pg_stat_activity
           WHERE application_name = 'celeriac' AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"""
@@ -112,7 +112,8 @@ def test_the_hard_limit_ends_the_process_of_a_handler_that_ignores_exceptions(le
         _, status = os.waitpid(start_child(lambda: ingest(engine(), ids)), 0)
         assert os.WIFSIGNALED(status)
         assert reclaim_lost(ledger).charged == 1
-    assert state(ids[0]) == ("RETRYING", 1, "worker_lost")
+    assert state(ids[0]) == ("RETRYING", 1, "timeout")
+    assert "hard limit of 0.3 s" in task(ids[0])["error_message"]
 
 
 @pytest.mark.guarantee
@@ -194,7 +195,7 @@ def test_an_interruption_at_the_very_end_of_a_call_hits_that_call_or_nothing() -
 def test_a_task_that_is_settled_during_the_check_does_not_count_as_lost() -> None:
     """The check finds that its token is gone, because it was settled."""
     interruptions: list[Exception] = []
-    with heartbeat().holding(uuid.uuid4(), time.monotonic() + 60) as held:
+    with heartbeat().holding(HeldLease(uuid.uuid4(), time.monotonic() + 60)) as held:
         held.watched = WatchedTask(uuid.uuid4(), interruptions.append)
 
         def end(*_: Any) -> None:

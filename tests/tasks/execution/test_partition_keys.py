@@ -20,8 +20,7 @@ from tasks import Discard, NewTask, Permanent, Snooze, submit, submit_many
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.registry import handlers
 from tasks.core.task import Task
-from tasks.execution.claim import CLAIM
-from tasks.execution.claim_partitioned import CLAIM_KEYED
+from tasks.execution.claim_statements import CLAIM, CLAIM_KEYED
 from tasks.operations import dead_tasks
 from tasks.operations.task_details import read_details
 from tasks.operations.why_waiting import QueueState, reasons

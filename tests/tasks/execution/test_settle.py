@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,8 +28,9 @@ from tasks.core.outcomes import (
     Succeeded,
 )
 from tasks.core.registry import find
+from tasks.core.task import Task
 from tasks.execution import claim
-from tasks.execution.settle import Settlement
+from tasks.execution.settle import audit, write_outcomes
 from tests.outbox.ledger import move, woken
 from tests.outbox.table import pid
 from tests.servers import ServersOfTests
@@ -73,13 +75,13 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_
 
 
-def settlement(claim: claim.Claim) -> Settlement:
-    return Settlement(claim.token, find(claim.tasks[0].type), settings.current())
+def settle(claim: claim.Claim, db: Any, outcomes: Mapping[Task, Outcome], **how: Any) -> dict[Task, Outcome]:
+    return write_outcomes(db, outcomes, token=claim.token, handler=find(claim.tasks[0].type), **how)
 
 
 def settled(claim: claim.Claim, outcome: Outcome, **how: Any) -> set[uuid.UUID]:
     with Session(engine()) as db:
-        found = settlement(claim).settle(db, [(each, outcome) for each in claim.tasks], **how)
+        found = settle(claim, db, dict.fromkeys(claim.tasks, outcome), **how)
         db.commit()
     return {each.id for each in found}
 
@@ -133,11 +135,11 @@ def test_several_outcomes_are_settled_together_and_the_lease_ends_with_them() ->
     claim = claimed(ids)
     by_id = dict(zip(ids, EVERY_OUTCOME, strict=True))
     with Session(engine()) as db:
-        done = settlement(claim).settle(db, [(each, by_id[each.id]) for each in claim.tasks], is_last=True)
+        done = settle(claim, db, {each: by_id[each.id] for each in claim.tasks}, is_last=True)
         assert {each.id: outcome for each, outcome in done.items()} == by_id
         db.rollback()
         assert set(rows("status")) == {("RUNNING",)}
-        settlement(claim).settle(db, [(each, by_id[each.id]) for each in claim.tasks], is_last=True)
+        settle(claim, db, {each: by_id[each.id] for each in claim.tasks}, is_last=True)
         db.commit()
     statuses = ["SUCCEEDED", "RETRYING", "DEAD", "RETRYING", "DISCARDED", "QUEUED", "RETRYING"]
     assert rows() == list(zip(statuses, [0, 1, 1, 0, 0, 0, 0], strict=True))
@@ -150,12 +152,12 @@ def test_a_holder_that_settles_during_reclaim_waits_and_is_refused() -> None:
     claim = claimed(submitted(3))
     with Session(engine()) as reclaim, Session(engine()) as late, ThreadPoolExecutor(1) as thread:
         reclaim.execute(sql("SELECT FROM ledger.task_lease FOR UPDATE"))
-        outcomes = [(each, Succeeded()) for each in claim.tasks]
+        outcomes = dict.fromkeys(claim.tasks, Succeeded())
         backend = pid(late.connection())
-        answer = thread.submit(settlement(claim).settle, late, outcomes, is_last=True)
+        answer = thread.submit(settle, claim, late, outcomes, is_last=True)
         wait_until_blocked(backend)
-        lost = [(each, Isolated("lost")) for each in claim.tasks]
-        assert len(settlement(claim).settle(reclaim, lost, is_last=True)) == 3
+        lost = dict.fromkeys(claim.tasks, Isolated("lost"))
+        assert len(settle(claim, reclaim, lost, is_last=True)) == 3
         reclaim.commit()
         assert answer.result() == {}
         late.commit()
@@ -166,7 +168,7 @@ def test_reclaim_skips_a_lease_whose_holder_is_settling() -> None:
     ids = submitted(3)
     claim = claimed(ids)
     with Session(engine()) as holder, Session(engine()) as reclaim:
-        settlement(claim).settle(holder, [(each, Succeeded()) for each in claim.tasks], is_last=True)
+        settle(claim, holder, dict.fromkeys(claim.tasks, Succeeded()), is_last=True)
         locked = reclaim.execute(sql("SELECT token FROM ledger.task_lease FOR UPDATE SKIP LOCKED")).all()
         assert locked == []
         holder.commit()
@@ -313,6 +315,6 @@ def test_an_audit_records_the_current_state_of_the_task() -> None:
     claim = claimed(ids)
     change(ids[0], "status = 'DEAD', lease_token = NULL, finished_at = ledger.ledger_now()")
     with engine().begin() as connection:
-        settlement(claim).audit(connection, [ids[0], uuid.UUID(int=0)], "late_success", is_last=True)
+        audit(connection, [ids[0], uuid.UUID(int=0)], "late_success", token=claim.token, is_last=True)
     assert scalar("SELECT array_agg(detail ORDER BY id) FROM ledger.task_audit") == ["now DEAD", "gone"]
     assert (len(audits()), leases()) == (2, 0)

@@ -48,7 +48,7 @@ def test_a_worker_that_stops_releases_all_tasks_without_charging_them(stop: Base
     [(SystemExit(0), "QUEUED"), (KeyboardInterrupt(), "QUEUED"), (OnPurpose(), "RETRYING")],
     ids=repr,
 )
-@pytest.mark.parametrize("place", ["failpoint", "_wake_again", "Batch"])
+@pytest.mark.parametrize("place", ["failpoint", "_wake_again", "find"])
 def test_a_worker_that_stops_between_claim_and_batch_releases_its_tasks(
     stop: BaseException, expected: str, place: str, ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_worker_that_stops_while_it_reads_its_claim_releases_its_tasks(monkeyp
         raise SystemExit
 
     (id_,) = submitted(1)
-    monkeypatch.setattr("tasks.execution.claim._sorted", strike)
+    monkeypatch.setattr("tasks.execution.claim._sort", strike)
     with pytest.raises(SystemExit):
         delivered([id_])
     assert (rows(), leases()) == ([("QUEUED", 0)], 0)

@@ -32,13 +32,12 @@ from models.engine import make_engine
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import NewTask, submit_many
-from tasks.core.outcomes import Succeeded
+from tasks.core.outcomes import Outcome, Succeeded
 from tasks.core.registry import find
 from tasks.core.task import Task
 from tasks.execution import claim
-from tasks.execution.batch import Batch
 from tasks.execution.heartbeat import RENEW
-from tasks.execution.settle import Settlement
+from tasks.execution.settle import write_outcomes
 from tasks.execution.transaction import handler_session
 from tasks.operations import dead_tasks
 from tasks.recovery.reclaim import reclaim_leases
@@ -46,7 +45,7 @@ from tasks.recovery.tick_rows import record_tick
 from tests.machines import run_machine
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import clean_sink, handled
+from tests.tasks.deliveries import clean_sink, handled, run_claim
 from tests.tasks.task_model import (
     BACKOFF,
     BATCHES,
@@ -152,6 +151,7 @@ class Life(RuleBasedStateMachine):
             connection = self.connections[worker]
             known = {type: find(type) for type in BATCHES}
             got = claim.claim(connection, ids, handlers=known, holder=f"worker:{worker}", lease_seconds=LEASE)
+            connection.commit()
             locking.rollback()
         assert {task.id for task in got.tasks} == expected
         assert (got.left, got.unhandled) == (left, [])
@@ -177,7 +177,7 @@ class Life(RuleBasedStateMachine):
         held = self.held(claimed, tasks)
         with Session(self.engine) as db:
             is_last = held == self.held(claimed, claimed.tasks)
-            done = self.settlement(claimed).settle(db, [(task, OUTCOMES[outcome]) for task in tasks], is_last=is_last)
+            done = self.write(claimed, db, dict.fromkeys(tasks, OUTCOMES[outcome]), is_last=is_last)
             db.rollback() if undo else db.commit()
         assert {task.id for task in done} == held, "a stale token was accepted, or a valid one refused"
         self.seen["refused a stale token"] += len(tasks) - len(held)
@@ -217,8 +217,8 @@ class Life(RuleBasedStateMachine):
         with handler_session(self.engine) as db:
             for task in tasks:
                 insert(task, db)
-            outcomes = [(task, Succeeded()) for task in tasks]
-            if len(self.settlement(claimed).settle(db, outcomes, is_last=is_last, in_batch=True)) == len(tasks):
+            outcomes: dict[Task, Outcome] = dict.fromkeys(tasks, Succeeded())
+            if len(self.write(claimed, db, outcomes, is_last=is_last, in_batch=True)) == len(tasks):
                 db.commit_batch()
         if len(held) == len(tasks):
             for id_ in held:
@@ -232,7 +232,7 @@ class Life(RuleBasedStateMachine):
         """Run a claim as a worker does: together, and one by one after a failure."""
         outcomes = st.sampled_from(["succeed", "succeed", "succeed", *ERRORS])
         self.plan = {task.id: data.draw(outcomes) for task in claimed.tasks}
-        Batch(self.engine, claimed.claim, find(claimed.tasks[0].type), settings.current()).run()
+        run_claim(claimed.claim)
         held = self.held(claimed, claimed.tasks)
         self.audits += len(claimed.tasks) - len(held)
         self.seen["ran late and was refused"] += len(claimed.tasks) - len(held)
@@ -245,7 +245,7 @@ class Life(RuleBasedStateMachine):
         """Let the lease expire and be reclaimed while the handler runs; the handler continues."""
         self.plan = dict.fromkeys((task.id for task in claimed.tasks), "succeed")
         self.reclaim_in_the_middle = True
-        Batch(self.engine, claimed.claim, find(claimed.tasks[0].type), settings.current()).run()
+        run_claim(claimed.claim)
         self.audits += len(claimed.tasks)
         self.seen["was reclaimed in the middle"] += 1
 
@@ -334,8 +334,8 @@ class Life(RuleBasedStateMachine):
         if ended:
             self.leases.pop(token, None)
 
-    def settlement(self, claimed: Claimed) -> Settlement:
-        return Settlement(claimed.token, find(claimed.tasks[0].type), settings.current())
+    def write(self, claimed: Claimed, db: Any, outcomes: dict[Task, Outcome], **how: Any) -> dict[Task, Outcome]:
+        return write_outcomes(db, outcomes, token=claimed.token, handler=find(claimed.tasks[0].type), **how)
 
 
 ALIVE: list[Life] = []  # the machine that is running

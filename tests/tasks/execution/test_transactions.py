@@ -12,10 +12,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from models.engine import engine
+from models.ledger_outage import REPETITIONS
 from models.sql import sql
 from tasks import Discard, Permanent, Snooze
 from tasks.core.task import Task
-from tasks.execution.unsettled import REPEATS
 from tests.outbox.table import pid
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
@@ -202,7 +202,7 @@ def failing(code: str, times: int) -> Script:
 @pytest.mark.parametrize("code", ["40001", "40P01"])
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_serialization_failure_is_repeated_and_not_charged(code: str, count: int) -> None:
-    ids = inserting({0: failing(code, REPEATS - 1)}, count)
+    ids = inserting({0: failing(code, REPETITIONS)}, count)
     delivered(ids)
     are_well(ids)
 
@@ -252,7 +252,7 @@ def test_a_serialization_failure_of_the_claim_is_repeated_and_not_charged(code: 
             sql(f"""
             CREATE SEQUENCE public.test_times;
             CREATE FUNCTION public.test_ask() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                IF nextval('public.test_times') < {REPEATS} THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;
+                IF nextval('public.test_times') <= {REPETITIONS} THEN RAISE EXCEPTION USING ERRCODE = '{code}'; END IF;
                 RETURN NULL; END $$;
             CREATE TRIGGER ask AFTER INSERT ON ledger.task_lease FOR EACH ROW EXECUTE FUNCTION public.test_ask()""")
         )

@@ -55,7 +55,7 @@ def test_a_final_task_has_one_reason_and_the_broker_is_not_asked(stack: ServersO
 
 def test_a_running_task_names_its_holder_and_an_expired_lease_is_reported_as_lost(stack: ServersOfTests) -> None:
     (task,) = submitted({})
-    with engine().connect() as connection:
+    with engine().begin() as connection:
         claim.claim(connection, [task], handlers=handlers(), holder="a worker", lease_seconds=60)
     assert "held by a worker" in asked(task)[ReasonCode.RUNNING]
     move(stack, 61)

@@ -19,6 +19,7 @@ from models.engine import engine, sessions
 from models.sql import sql
 from tasks import NewTask, Task, handler, submit_many
 from tasks.core import registry
+from tasks.core.lease import HeldLease
 from tasks.core.registry import handlers
 from tasks.execution.claim import Claim
 from tasks.execution.deliver import ingest
@@ -66,7 +67,7 @@ def test_a_task_that_loses_its_worker_in_its_last_attempt_is_dead(ledger: Server
     claimed([id_])
     later(ledger, LEASE + 1)
     reclaimed()
-    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
+    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "timeout")]
 
 
 def test_a_lease_that_cannot_be_reclaimed_does_not_delay_the_others(
@@ -150,7 +151,7 @@ def test_workers_can_renew_before_reclaim_when_it_has_not_run_for_long(ledger: S
     claim = claimed(ids)
     move(ledger, 10 * LEASE)  # no tick of reclaim is recorded: the database was unreachable
     assert reclaimed() == Reclaimed()
-    with heartbeat().holding(claim.token, claim.deadline) as held:
+    with heartbeat().holding(claim.lease) as held:
         heartbeat().beat()
         assert held.is_good
     later(ledger, LEASE - 1)
@@ -179,7 +180,7 @@ def test_a_lease_shorter_than_the_reclaim_interval_is_reclaimed(
 
 def test_a_heartbeat_notices_that_its_lease_was_reclaimed(ledger: ServersOfTests) -> None:
     claim = claimed(submitted(1))
-    with heartbeat().holding(claim.token, claim.deadline) as held:
+    with heartbeat().holding(claim.lease) as held:
         later(ledger, LEASE + 1)
         reclaimed()
         heartbeat().beat()
@@ -191,8 +192,8 @@ def test_a_locked_lease_does_not_prevent_the_renewal_of_others(ledger: ServersOf
     locked, other = claimed(submitted(1)), claimed(submitted(1))
     now = time.monotonic()
     with (
-        heartbeat().holding(locked.token, now) as waits,
-        heartbeat().holding(other.token, now) as renewed,
+        heartbeat().holding(HeldLease(locked.token, now)) as waits,
+        heartbeat().holding(HeldLease(other.token, now)) as renewed,
         engine().begin() as settling,
     ):
         settling.execute(sql("DELETE FROM ledger.task_lease WHERE token = :token"), {"token": locked.token})
@@ -238,7 +239,7 @@ def test_a_handler_that_ignores_its_limits_loses_its_process_but_harms_no_other_
     in_a_child(lambda: ingest(engine(), [before, after, endless]))
     later(ledger, LEASE + 1)
     reclaimed()
-    assert rows("status, attempt_count, error_code", f"id = '{endless}'") == [("DEAD", 1, "worker_lost")]
+    assert rows("status, attempt_count, error_code", f"id = '{endless}'") == [("DEAD", 1, "timeout")]
     assert set(rows("status, attempt_count", f"id <> '{endless}'")) == {("SUCCEEDED", 0)}
     assert effects() == dict.fromkeys((before, after), 1)
 

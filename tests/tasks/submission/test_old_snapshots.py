@@ -7,8 +7,8 @@ from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.engine import engine
+from models.ledger_outage import asks_to_repeat
 from models.sql import sql
-from tasks.execution.run_handler import is_serialization_failure
 from tasks.recovery.prune import prune
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import scalar
@@ -28,7 +28,7 @@ def test_a_snapshot_older_than_the_pruning_of_a_key_must_be_repeated(
         prune(engine(), settings.current())
         with pytest.raises(DBAPIError) as refusal:
             lane(old, {"n": 1}, "k")
-        assert is_serialization_failure(refusal.value)
+        assert asks_to_repeat(refusal.value)
         old.rollback()
         assert lane(old, {"n": 1}, "k") == id_
         assert lane(old, {"n": 1}, "another") is not None

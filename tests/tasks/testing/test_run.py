@@ -235,7 +235,7 @@ def test_a_constraint_that_is_deferred_to_the_commit_fails_the_task(db: Session)
 def test_a_handler_that_ends_its_transaction_is_refused_as_in_production(db: Session, end: str) -> None:
     with handled("test.ends", lambda _task, given: getattr(given, end)()):
         ran = run("test.ends", None, db)
-    assert (ran.status, ran.error_code) == ("RETRYING", "transaction_misused")
+    assert (ran.status, ran.error_code) == ("DEAD", "transaction_misused")
     assert run("test.pay", {"invoice": 1}, db).status == "SUCCEEDED", "the transaction of the test is still usable"
 
 

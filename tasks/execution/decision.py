@@ -1,0 +1,218 @@
+"""What becomes of a task. Every such decision is a row of the table below, and is made here and nowhere else.
+
+    what happened                                      outcome                                                 attempt
+    the handler returned                               Succeeded, or Retry `bad_result`                        no/yes
+    a signal stops the worker                          Released                                                no
+    the connection was lost in a shared transaction    Isolated: each task runs alone next time                no
+    the connection was lost, the task was alone        Released; the third time in a row Retry `ledger_lost`   no/yes
+    the database asks for a repetition                 REPEAT the transaction, then Snoozed for a second       no
+    the handler ended its transaction                  Dead `transaction_misused`                              yes
+    the payload cannot be read                         Dead `bad_payload`                                      yes
+    the soft limit                                     Retry `timeout`                                         yes
+    Snooze, Discard, Permanent, TryLater               as it says                                              –
+    LeaseLost                                          Retry `lease_lost`, unless another worker has the task  yes
+    an error that the handler declares permanent       Dead `permanent`                                        yes
+    any other error                                    Retry `handler_error`                                   yes
+    the process was lost, the task was alone           Retry `worker_lost`; `timeout` after the hard limit     yes
+    the process was lost with several tasks            Isolated                                                no
+
+The first row that applies decides. Retry becomes Dead with the last attempt. In a shared transaction everything is
+rolled back first; the outcome then belongs to the task that caused it, and all others run alone. Two things are not
+outcomes: an unreachable ledger is waited for (`models/ledger_outage.py`), and a task that another worker holds is left
+to it (`settle.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy.exc import DBAPIError
+
+from models.driver_values import storable
+from models.errors import LeaseLost
+from models.ledger_outage import REPETITIONS, asks_to_repeat
+from outbox.canonical_json import BadPayload, canonical_json
+from tasks.core.outcomes import (
+    DONE,
+    SENTENCE_LIMIT,
+    Dead,
+    Discard,
+    Discarded,
+    ErrorCode,
+    Failure,
+    Isolated,
+    Outcome,
+    Permanent,
+    Released,
+    Retry,
+    Snooze,
+    Snoozed,
+    Succeeded,
+    TryLater,
+    Verdict,
+)
+from tasks.core.registry import Handler
+from tasks.core.task import Task
+from tasks.execution.settle_statements import NO_SUCH_CURSOR
+from tasks.execution.stopping import what_stops
+from tasks.execution.time_limits import SoftTimeLimit
+from tasks.execution.transaction import TransactionMisused, TransactionState
+
+LOSSES_BEFORE_CHARGE: Final = 2  # a handler that crashes its own backend must not run for ever
+CONNECTION_LOST: Final = "the connection to PostgreSQL was lost"
+LOST_TOO_OFTEN: Final = "The connection to PostgreSQL was lost three times in a row while this task ran alone."
+REPEATED_TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
+
+
+class UnreadablePayload(Exception):
+    """The payload or the context cannot be read: a number is too long, or it is nested too deeply."""
+
+    def __init__(self) -> None:
+        super().__init__(self.__doc__)
+
+
+class Repeat:
+    """Not an outcome: run the same transaction again."""
+
+
+REPEAT: Final = Repeat()
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What else a decision depends on."""
+
+    handler: Handler
+    is_alone: bool = True  # in its transaction, or outside any
+    transaction: TransactionState | None = None  # after the error; None outside a transaction
+    repetitions: int = 0  # of this transaction so far
+    losses: int = 0  # of connections, in a row, before this one, by a task that ran alone
+
+
+class Row(NamedTuple):
+    """One row of the table."""
+
+    what: str
+    applies: Callable[[Any, Situation], object]
+    outcome: Callable[[Any, Situation], Outcome | Repeat]
+
+
+def _failure(error: BaseException, code: ErrorCode = ErrorCode.HANDLER_ERROR) -> Failure:
+    return Failure.of(error, code)
+
+
+def _of_lost_connection(error: BaseException, now: Situation) -> Outcome:
+    if not now.is_alone:
+        return Isolated(f"{CONNECTION_LOST} while its batch ran")
+    if now.losses >= LOSSES_BEFORE_CHARGE:
+        return Retry(Failure(ErrorCode.LEDGER_LOST, LOST_TOO_OFTEN, _failure(error).trace))
+    return Released(CONNECTION_LOST)
+
+
+def _has_ended_transaction(error: BaseException, now: Situation) -> bool:
+    """Return True also if settling found that the transaction is not the one that the handler was given."""
+    is_another = isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == NO_SUCH_CURSOR
+    return is_another or now.transaction is TransactionState.ENDED or isinstance(error, TransactionMisused)
+
+
+def _of_ended_transaction(error: BaseException, _now: Situation) -> Outcome:
+    """What the handler wrote after that may be there, so it never runs again."""
+    return Dead(Failure(ErrorCode.TRANSACTION_MISUSED, str(TransactionMisused()), _failure(error).trace))
+
+
+TABLE: Final = (
+    Row(
+        "a signal stops the worker",
+        lambda error, _: what_stops(error),
+        lambda error, _: Released(f"the worker stopped: {type(what_stops(error)).__name__}"),
+    ),
+    Row(
+        "the connection was lost",
+        lambda _, now: now.transaction is TransactionState.LOST,
+        _of_lost_connection,
+    ),
+    Row(
+        "the database asks for a repetition",
+        lambda error, now: now.transaction is not None and asks_to_repeat(error),
+        lambda _, now: REPEAT if now.repetitions < REPETITIONS else REPEATED_TOO_OFTEN,
+    ),
+    Row("the handler ended its transaction", _has_ended_transaction, _of_ended_transaction),
+    Row(
+        "the payload cannot be read",
+        lambda error, _: isinstance(error, UnreadablePayload),
+        lambda error, _: Dead(Failure(ErrorCode.BAD_PAYLOAD, str(error), str(error))),
+    ),
+    Row(
+        "the soft limit",
+        lambda error, _: isinstance(error, SoftTimeLimit | SoftTimeLimitExceeded),
+        lambda error, _: Retry(_failure(error, ErrorCode.TIMEOUT)),
+    ),
+    Row("Snooze", lambda error, _: isinstance(error, Snooze), lambda error, _: Snoozed(error.seconds)),
+    Row(
+        "Discard",
+        lambda error, _: isinstance(error, Discard),
+        lambda error, _: Discarded(storable(error.why[:SENTENCE_LIMIT])),
+    ),
+    Row(
+        "Permanent",
+        lambda error, _: isinstance(error, Permanent),
+        lambda error, _: Dead(_failure(error, ErrorCode.PERMANENT)),
+    ),
+    Row(
+        "TryLater",
+        lambda error, _: isinstance(error, TryLater),
+        lambda error, _: Retry(_failure(error), error.seconds),
+    ),
+    Row(
+        "LeaseLost",
+        lambda error, _: isinstance(error, LeaseLost),
+        lambda error, _: Retry(_failure(error, ErrorCode.LEASE_LOST)),
+    ),
+    Row(
+        "an error that the handler declares permanent",
+        lambda error, now: isinstance(error, Exception) and now.handler.is_permanent(error),
+        lambda error, _: Dead(_failure(error, ErrorCode.PERMANENT)),
+    ),
+    Row("any other error", lambda *_: True, lambda error, _: Retry(_failure(error))),
+)
+
+
+def decide(error: BaseException, now: Situation) -> Outcome | Repeat:
+    """Return what becomes of the task that caused this error."""
+    return next(row.outcome(error, now) for row in TABLE if row.applies(error, now))
+
+
+def decide_result(result: Any, now: Situation) -> Outcome:
+    """Return what becomes of a task whose handler returned this. A bad result is a failure of this task only."""
+    if result is None:
+        return DONE
+    if isinstance(result, Verdict):
+        verdict = decide(result, now)
+        assert not isinstance(verdict, Repeat)
+        return verdict
+    try:
+        return Succeeded(canonical_json(result, what="result"))
+    except BadPayload as error:
+        return Retry(_failure(error, ErrorCode.BAD_RESULT))
+
+
+def decide_lost_process(tasks: Sequence[Task], holder: str, reason: str | None) -> dict[Task, Outcome]:
+    """Return what becomes of the tasks that a lost process held. `reason`: why it was ended, if that is known.
+
+    Only a task that ran alone is charged; of several, the culprit is unknown (docs/protocol.md, Poison).
+    """
+    if len(tasks) == 1:
+        code = ErrorCode.TIMEOUT if reason else ErrorCode.WORKER_LOST
+        sentence = reason or f"The worker {holder} was lost while it ran this task."
+        return {tasks[0]: Retry(Failure(code, sentence, sentence))}
+    return dict.fromkeys(tasks, Isolated(reason or f"the worker {holder} was lost with its batch"))
+
+
+def dead_after_last_attempt(task: Task, outcome: Outcome) -> Outcome:
+    """Turn the failure of the last attempt into Dead."""
+    if isinstance(outcome, Retry) and task.attempt_count + 1 >= task.max_attempts:
+        return Dead(outcome.failure)
+    return outcome

@@ -1,0 +1,205 @@
+"""Run a claim: together in one transaction if all goes well, one by one if not.
+
+    together    one transaction: the effects of every handler, and SUCCEEDED for every task
+    one by one  after anything but success of all: the transaction is rolled back, the task that caused it is settled,
+                and each of the others runs in a transaction of its own
+    outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
+                `Finish` is written in the transaction that settles it
+
+So a bad task costs its neighbours nothing, and its own writes vanish. Settling must return exactly the tasks that ran.
+One fewer means that another holder has it: everything is rolled back, and each task runs alone.
+
+Tasks of one partition key run in their order; when one does not succeed, those behind it are released. After a second,
+and after half a lease for sure, no further task is started, and the rest is released (docs/protocol.md, Heartbeat).
+When `run` returns or raises, every task of the claim is settled, released, or left to reclaim because the ledger did
+not answer a worker that had to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from failpoint import failpoint
+from models.errors import CeleriacError
+from tasks.core.lease import WatchedTask
+from tasks.core.outcomes import SENTENCE_LIMIT, Failure, Finish, Isolated, Outcome, Released, Snoozed, Succeeded
+from tasks.core.registry import Handler
+from tasks.core.steps import Steps
+from tasks.core.task import Task
+from tasks.execution.call_handler import call_handler
+from tasks.execution.claim import ALONE_NEXT_TIME, NOT_STARTED, Claim
+from tasks.execution.decision import CONNECTION_LOST, Repeat, Situation, decide, decide_result
+from tasks.execution.heartbeat import heartbeat
+from tasks.execution.settle import STOP_SECONDS, give_up, settle, settle_in
+from tasks.execution.stopping import what_stops
+from tasks.execution.transaction import TransactionState, handler_session
+
+logger = logging.getLogger(__name__)
+
+NOT_BEGUN: Final = Snoozed(1.0, "its batch could not begin")
+NOT_ITS_TURN: Final = Released("a task before it in its partition key did not succeed")
+
+
+def run(claim: Claim) -> None:
+    """Run every task of the claim."""
+    with _rest_is_released(claim), _lease_is_held(claim), claim.soft_limit:
+        if claim.handler.transactional and len(claim.tasks) > 1:
+            run_in_transaction(claim, claim.tasks, claim.handler)
+        for task in list(claim.unsettled):
+            if len(claim.tasks) > 1 and claim.is_out_of_time:
+                settle(claim, dict.fromkeys(claim.unsettled, claim.not_started))
+                break
+            if claim.is_blocked(task):
+                settle(claim, {task: NOT_ITS_TURN})
+            elif claim.handler.transactional:
+                run_in_transaction(claim, [task], claim.handler)
+            else:
+                run_outside(claim, task)
+
+
+def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) -> None:
+    """Run tasks in one transaction. Afterwards all are settled, or only the one that caused it to be rolled back."""
+    repetitions = 0
+    while isinstance(broken := _attempt(claim, tasks, handler, repetitions), RolledBack):
+        if not isinstance(broken.outcome, Repeat):
+            break
+        repetitions += 1
+        claim.restore(tasks)
+        claim.restart_clock()
+    if broken is None:
+        return
+    assert not isinstance(broken.outcome, Repeat)
+    is_alone = len(tasks) == 1
+    if broken.outcome is None and is_alone:
+        give_up(claim, tasks[0])
+    elif isinstance(broken.outcome, Isolated):
+        settle(claim, dict.fromkeys(tasks, broken.outcome))
+    elif broken.outcome and broken.culprit and (is_alone or not claim.has_predecessor(broken.culprit)):
+        settle(claim, {broken.culprit: broken.outcome})
+    elif claim.half_a_lease_is_over:
+        claim.not_started = ALONE_NEXT_TIME  # otherwise the same tasks would come together again, for ever
+    if not is_alone and claim.unsettled:
+        claim.restore(list(claim.unsettled))
+        claim.restart_clock()
+
+
+def run_outside(claim: Claim, task: Task) -> None:
+    """Run a task outside a transaction. No connection is held while its handler runs."""
+    claim.running = [task]
+    claim.lease.watched = WatchedTask(task.id, claim.soft_limit.interrupter_of_next_call())
+    now = Situation(claim.handler)
+    outcome: Any
+    try:
+        with_steps = replace(task, steps=Steps(claim.bind, task.id, claim.lease))
+        (result,) = call_handler(claim, claim.handler, [with_steps])
+        outcome = result if isinstance(result, Finish) else decide_result(result, now)
+    except BaseException as error:
+        if stopped := what_stops(error):
+            raise stopped from None
+        outcome = decide(error, now)
+    finally:
+        claim.lease.watched = None
+        claim.seconds[task] = claim.seconds.pop(with_steps, 0.0)
+    if isinstance(outcome, Finish):
+        claim.seconds_outside[task] = claim.seconds[task]
+        run_in_transaction(claim, [task], _finishing(claim.handler, outcome))
+    else:
+        settle(claim, {task: outcome})
+
+
+class RolledBack(NamedTuple):
+    """A transaction that had no effect. Without an outcome: another holder has one of its tasks."""
+
+    outcome: Outcome | Repeat | None = None
+    culprit: Task | None = None  # None: it is unknown which of several tasks caused it
+
+
+def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions: int) -> RolledBack | None:
+    """Run tasks in one transaction and commit; return None, or why it was rolled back."""
+    is_alone = len(tasks) == 1
+    ran: dict[Task, Outcome] = {}
+    claim.running = ()
+    with handler_session(claim.bind) as db:
+        claim.running = tasks
+
+        def roll_back(error: BaseException, group: Sequence[Task]) -> RolledBack:
+            if stopped := what_stops(error):
+                raise stopped from None
+            state, losses = db.state, 0
+            if state is TransactionState.LOST and is_alone:
+                losses = claim.count_losses(tasks[0], CONNECTION_LOST)
+            outcome = decide(error, Situation(handler, is_alone, state, repetitions, losses))
+            return RolledBack(outcome, group[0] if len(group) == 1 else None)
+
+        for group in [tasks] if handler.many else [[task] for task in tasks]:
+            if ran and claim.is_out_of_time:
+                break
+            try:
+                results = call_handler(claim, handler, group, db)
+            except BaseException as error:
+                return roll_back(error, group)
+            outcomes = [decide_result(result, Situation(handler, is_alone)) for result in results]
+            if failed := next((outcome for outcome in outcomes if not isinstance(outcome, Succeeded)), None):
+                return RolledBack(failed, group[0] if len(group) == 1 else None)
+            ran.update(zip(group, outcomes, strict=True))
+        failpoint("ingest.after_effect")
+        settling = {**ran, **dict.fromkeys(tasks[len(ran) :], NOT_STARTED)}
+        try:
+            settled = settle_in(db, claim, settling, in_batch=True)
+            if len(settled) < len(tasks):
+                return RolledBack()
+            db.commit_batch()
+        except DBAPIError as error:  # also of COMMIT, which checks deferred constraints
+            return roll_back(error, tasks)
+    claim.mark_settled(settling, settled)
+    failpoint("ingest.after_settle")
+    return None
+
+
+def _finishing(handler: Handler, finish: Finish) -> Handler:
+    """Return the last part of a handler that ran outside a transaction, as a transactional handler."""
+
+    def write(_task: Task, db: Session) -> Any:
+        left = finish.write(db)
+        if isinstance(left, Coroutine | Generator):
+            left.close()
+            raise TypeError("The function given to Finish is async or a generator; calling it does nothing.")
+        return finish.result
+
+    return replace(handler, transactional=True, function=write)
+
+
+def _lease_is_held(claim: Claim) -> AbstractContextManager[object]:
+    return heartbeat().holding(claim.lease) if claim.is_visible else nullcontext()
+
+
+@contextmanager
+def _rest_is_released(claim: Claim) -> Iterator[None]:
+    """Settle what is left when the worker stops, or when our own code fails.
+
+    An outcome that was decided but not written is still written. A task that was running alone is charged with our
+    error; of several, the culprit is unknown.
+    """
+    try:
+        yield
+    except BaseException as error:
+        rest: Outcome = Released(f"the worker stopped: {type(error).__name__}")
+        running = rest
+        if isinstance(error, Exception) and not what_stops(error):
+            rest, charged = NOT_STARTED if claim.running else NOT_BEGUN, decide(error, Situation(claim.handler))
+            among_others = Isolated(f"its batch was broken off: {Failure.of(error).message}"[:SENTENCE_LIMIT])
+            is_alone = len(claim.unsettled.keys() & claim.running) == 1
+            running = charged if is_alone and not isinstance(charged, Repeat) else among_others
+        left = {task: running if task in claim.running else rest for task in claim.unsettled}
+        try:
+            settle(claim, {**left, **claim.decided}, seconds=STOP_SECONDS)
+        except (SQLAlchemyError, CeleriacError):
+            logger.exception("Left to reclaim: %d tasks.", len(left))
+        raise
