@@ -15,6 +15,7 @@ So a million tasks that wait in a working queue are not woken again. Kafka does 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from tasks.core.partition_keys import BLOCKS, UNDONE, skipping
 from tasks.core.registry import handlers
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
+PAGE: Final = 1000  # due tasks in one transaction
+BUDGET_SECONDS: Final = 4.0  # below the interval of reclaim
 Lost = Callable[["Sequence[OverdueTask]", Settings], "Sequence[OverdueTask]"]
 
 # record_progress: remember the latest wake-up among the claimed tasks of each queue and priority, once per grace.
@@ -59,15 +62,19 @@ _COLUMNS: Final = """id, queue, priority, status, next_retry_at, created_at, upd
 _HORIZON: Final = """
     LEFT JOIN ledger.wakeup_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority"""
 
-# overdue: the first few overdue tasks of each queue and type, without those that have a partition key.
+KINDS_OF_TASKS: Final = sql(f"WITH RECURSIVE {KINDS} SELECT queue, type FROM kind")
+# overdue: the next page of due tasks of one queue and type, without those that have a partition key. The last two
+# columns are the place of the task in the index, and whether it is overdue.
 OVERDUE: Final = sql(f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {KINDS}
-    SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock)
-    FROM kind CROSS JOIN LATERAL (
-        SELECT {_COLUMNS} FROM ledger.ingest_task
-        WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
+    SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock),
+           CAST(task.place AS text) AS place, {_IS_OVERDUE} AS is_overdue
+    FROM (
+        SELECT {_COLUMNS}, {DUE_AT} AS place FROM ledger.ingest_task
+        WHERE queue = :queue AND type = :type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
+          AND ({DUE_AT}, id) > (CAST(:place AS timestamptz), CAST(:id AS uuid))
         ORDER BY {DUE_AT}, id LIMIT :most) AS task {_HORIZON}
-    WHERE {_IS_OVERDUE}
+    ORDER BY task.place, task.id
 """)
 # overdue_keyed: the first task of each of the next partition keys after `:after`. The last two columns are the key and
 # whether the task is overdue; a key whose tasks are all skipped has a row, too.
@@ -107,21 +114,47 @@ class OverdueTask:
 
 
 def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
-    """Send lost wake-ups again; return the number of tasks. The broker is asked only if a task is overdue.
+    """Send lost wake-ups again; return the number of tasks.
 
-    `lost` chooses the tasks where messages are not handed out in one order.
+    Of each queue and type, the first page of due tasks is checked. While all overdue tasks of a page have lost their
+    wake-up, as after the loss of all messages, the next page follows, until the budget is used up. The broker is asked
+    once per queue, and only if a task is overdue: the wake-ups that we send must not make the queue look alive. `lost`
+    chooses the tasks where messages are not handed out in one order.
     """
     grace = settings.ingest_wakeup_grace_ms / 1000
+    values = {"grace": grace, "most": PAGE}
+    give_up_at = time.monotonic() + BUDGET_SECONDS
+    remembered = _QueueDepths(depths)
+
+    def choose(overdue: Sequence[OverdueTask]) -> Sequence[OverdueTask]:
+        return lost(overdue, settings) if lost and overdue else remembered.choose(overdue)
+
     with Session(engine) as db:
         db.execute(RECORD_PROGRESS, {"grace": grace})
-        values = {"grace": grace, "most": settings.ingest_reclaim_batch_size}
-        overdue = [OverdueTask(*row) for row in db.execute(OVERDUE, values)] + _overdue_keyed(db, values)
+        kinds = db.execute(KINDS_OF_TASKS).all()
+        keyed = _overdue_keyed(db, values)
         db.commit()
-    if not overdue:
+    woken = _wake(engine, choose(keyed))
+    for queue, type in kinds:
+        place, id_ = "-infinity", uuid.UUID(int=0)
+        while time.monotonic() < give_up_at:
+            with engine.begin() as connection:
+                page = connection.execute(OVERDUE, {**values, "queue": queue, "type": type, "place": place, "id": id_})
+                rows = page.all()
+            overdue = [OverdueTask(*row[:5]) for row in rows if row.is_overdue]
+            chosen = choose(overdue)
+            woken += _wake(engine, chosen)
+            if len(rows) < PAGE or not chosen or len(chosen) < len(overdue):
+                break
+            place, id_ = rows[-1].place, rows[-1].id
+    return woken
+
+
+def _wake(engine: Engine, tasks: Sequence[OverdueTask]) -> int:
+    if not tasks:
         return 0
-    chosen = lost(overdue, settings) if lost else _lost(overdue, depths)
     with Session(engine) as db:
-        woken = wakeups.wake_again(db, [task.id for task in chosen], queues={task.queue for task in chosen})
+        woken = wakeups.wake_again(db, [task.id for task in tasks], queues={task.queue for task in tasks})
         db.commit()
     return woken.tasks
 
@@ -136,6 +169,15 @@ def _overdue_keyed(db: Session, values: Mapping[str, Any]) -> list[OverdueTask]:
 _scan: Final = {"after": ""}  # the last partition key that this process has looked at
 
 
-def _lost(overdue: Sequence[OverdueTask], depths: Depths) -> list[OverdueTask]:
-    waiting = depths({task.queue for task in overdue})
-    return [task for task in overdue if not waiting[task.queue] or task.was_overtaken]
+class _QueueDepths:
+    """How many messages waited in each queue when it was first asked for."""
+
+    def __init__(self, depths: Depths) -> None:
+        self._ask = depths
+        self._known: dict[str, int] = {}
+
+    def choose(self, overdue: Sequence[OverdueTask]) -> list[OverdueTask]:
+        """Return the tasks whose wake-up is lost."""
+        if unknown := {task.queue for task in overdue} - self._known.keys():
+            self._known |= self._ask(unknown)
+        return [task for task in overdue if not self._known[task.queue] or task.was_overtaken]
