@@ -124,6 +124,7 @@ class RolledBack(NamedTuple):
 def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions: int) -> RolledBack | None:
     """Run tasks in one transaction and commit; return None, or why it was rolled back."""
     is_alone = len(tasks) == 1
+    now = Situation(handler, is_alone)
     ran: dict[Task, Outcome] = {}
     claim.running = ()
     with handler_session(claim.bind) as db:
@@ -145,7 +146,7 @@ def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions:
                 results = call_handler(claim, handler, group, db)
             except BaseException as error:
                 return roll_back(error, group)
-            outcomes = [decide_result(result, Situation(handler, is_alone)) for result in results]
+            outcomes = [decide_result(result, now) for result in results]
             if failed := next((outcome for outcome in outcomes if not isinstance(outcome, Succeeded)), None):
                 return RolledBack(failed, group[0] if len(group) == 1 else None)
             ran.update(zip(group, outcomes, strict=True))
