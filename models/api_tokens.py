@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import uuid
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, UniqueConstraint, text
+from sqlalchemy import text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import Base, Stamp
+from models.base import Base, RandomId, Stamp, checks
 
 
 class ApiToken(Base):
     """A token of the API. Only its hash is stored."""
 
-    __tablename__ = "api_token"
-    __table_args__ = (
-        UniqueConstraint("name"),
-        UniqueConstraint("token_sha256"),
-        CheckConstraint("octet_length(token_sha256) = 32", name="token_sha256"),
-    )
+    __table_args__ = checks(token_sha256="octet_length(token_sha256) = 32")  # noqa: S106 - the name of a CHECK
 
-    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
-    name: Mapped[str]
-    token_sha256: Mapped[bytes]
+    id: Mapped[RandomId]
+    name: Mapped[str] = mapped_column(unique=True)
+    token_sha256: Mapped[bytes] = mapped_column(unique=True)
     scopes: Mapped[list[str]] = mapped_column(server_default=text("'{}'"))
     created_at: Mapped[Stamp]
     expires_at: Mapped[datetime | None]

@@ -5,23 +5,22 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import Base, Stamp
+from models.base import Base, RandomId, Stamp, checks
 
 
 class Chat(Base):
     """The only chat of two users. They are stored in order, so that both find the same row even if they race."""
 
-    __tablename__ = "chat"
     __table_args__ = (
         UniqueConstraint("first_user_id", "second_user_id"),
         # Code point order as in Python's `sorted`, whatever the collation of the database is.
-        CheckConstraint('first_user_id COLLATE "C" <= second_user_id COLLATE "C"', name="user_order"),
+        *checks(user_order='first_user_id COLLATE "C" <= second_user_id COLLATE "C"'),
     )
 
-    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
+    id: Mapped[RandomId]
     first_user_id: Mapped[str]
     second_user_id: Mapped[str]
     created_at: Mapped[Stamp]
@@ -30,12 +29,8 @@ class Chat(Base):
 class ChatMember(Base):
     """A user in a chat, and how far the user has read."""
 
-    __tablename__ = "chat_member"
-    # Lists the chats of one user.
-    __table_args__ = (Index("ix_chat_member_user_id", "user_id"),)
-
     chat_id: Mapped[uuid.UUID] = mapped_column(ForeignKey("ledger.chat.id", ondelete="CASCADE"), primary_key=True)
-    user_id: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[str] = mapped_column(primary_key=True, index=True)  # the index lists the chats of one user
     read_until_at: Mapped[datetime | None]
     created_at: Mapped[Stamp]
 
@@ -43,7 +38,6 @@ class ChatMember(Base):
 class ChatMessage(Base):
     """A saved message. `sent_at` comes from the sender's clock: it is shown and decides nothing."""
 
-    __tablename__ = "chat_message"
     __table_args__ = (
         # A client that repeats a message after a lost receipt gets the same row.
         UniqueConstraint("from_user_id", "client_msg_id"),

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import CheckConstraint, Connection, text
+from sqlalchemy import Connection, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import Base
+from models.base import Base, checks
 from models.errors import Misuse
 from models.sql import sql
 
@@ -24,8 +24,7 @@ from models.sql import sql
 class LedgerClock(Base):
     """How far the ledger's clock is ahead of the server's. Without a row there is no shift."""
 
-    __tablename__ = "ledger_clock"
-    __table_args__ = (CheckConstraint("only_row", name="only_row"),)
+    __table_args__ = checks(only_row="only_row")
 
     only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
     shift: Mapped[timedelta] = mapped_column(server_default=text("'0'"))

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import BigInteger, CheckConstraint, Computed, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import BigInteger, Computed, ForeignKey, Index, text
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import Base, Stamp
+from models.base import Base, RandomId, Stamp, checks
 
 
 class Document(Base):
     """The latest upload of a file under its name. `revision` counts the uploads that changed its content."""
 
-    __tablename__ = "document"
-    __table_args__ = (
-        CheckConstraint("octet_length(sha256) = 32", name="sha256"),
-        CheckConstraint("size_bytes = octet_length(content)", name="size_bytes"),
-        CheckConstraint("revision >= 1", name="revision"),
-        # An upload under an existing name replaces the document.
-        UniqueConstraint("name"),
+    __table_args__ = checks(
+        sha256="octet_length(sha256) = 32",
+        size_bytes="size_bytes = octet_length(content)",
+        revision="revision >= 1",
     )
 
-    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, server_default=text("gen_random_uuid()"))
-    name: Mapped[str]
+    id: Mapped[RandomId]
+    name: Mapped[str] = mapped_column(unique=True)  # an upload under an existing name replaces the document
     media_type: Mapped[str]
     sha256: Mapped[bytes]
     content: Mapped[bytes]
@@ -37,9 +34,8 @@ class Document(Base):
 class DocumentChunk(Base):
     """A part of a document's text. Words are not stemmed ('simple'), because documents come in any language."""
 
-    __tablename__ = "document_chunk"
     __table_args__ = (
-        CheckConstraint("position >= 0", name="position"),
+        *checks(position="position >= 0"),
         # Used by the search (GET /api/knowledge/search).
         Index("ix_document_chunk_words", "words", postgresql_using="gin"),
     )

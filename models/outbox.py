@@ -11,10 +11,10 @@ import uuid
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, Text, text
+from sqlalchemy import BigInteger, Identity, Index, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import FREQUENT_UPDATES, Base, Json, JsonObject, Stamp, status_check
+from models.base import FREQUENT_UPDATES, Base, Count, Json, JsonObject, Number, Stamp, checks, one_of
 from models.status import EventStatus
 
 _DUE_AT: Final = text("coalesce(next_retry_at, '-infinity')")
@@ -27,13 +27,14 @@ _IDENTIFIED: Final = text("status = 'SENT' AND coalesce(dedup_key, payload_sha) 
 class OutboxEvent(Base):
     """One message to one destination."""
 
-    __tablename__ = "outbox_event"
     __table_args__ = (
-        status_check("status", EventStatus),
-        CheckConstraint("(status = 'SENT') = (sent_at IS NOT NULL)", name="sent_has_a_time"),
-        CheckConstraint("(lease_token IS NULL) = (lease_until IS NULL)", name="lease"),
-        CheckConstraint("status IN ('NEW', 'RETRYING') OR lease_token IS NULL", name="final_holds_no_lease"),
-        CheckConstraint("attempt_count >= 0", name="attempt_count"),
+        *checks(
+            status=one_of("status", EventStatus),
+            sent_has_a_time="(status = 'SENT') = (sent_at IS NOT NULL)",
+            lease="(lease_token IS NULL) = (lease_until IS NULL)",
+            final_holds_no_lease="status IN ('NEW', 'RETRYING') OR lease_token IS NULL",
+            attempt_count="attempt_count >= 0",
+        ),
         # The relay claims unsent events by destination, the longest due first. Each destination is a range of its own,
         # so skipping one costs nothing. Events scheduled for later lie behind the end of the range: a claim of 200
         # among 1,000,000 sent, 1,000,000 scheduled and 100,000 due events costs as much as in an empty table. No index
@@ -58,8 +59,8 @@ class OutboxEvent(Base):
     headers: Mapped[JsonObject]
     # "C" sorts by bytes, which is also how Python sorts strings.
     ordering_key: Mapped[str | None] = mapped_column(Text(collation="C"))
-    status: Mapped[EventStatus] = mapped_column(server_default="NEW")
-    attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
+    status: Mapped[str] = mapped_column(server_default="NEW")
+    attempt_count: Mapped[Count]
     next_retry_at: Mapped[datetime | None]
     locked_by: Mapped[str | None]
     locked_at: Mapped[datetime | None]
@@ -75,12 +76,8 @@ class OutboxEvent(Base):
 class OutboxAudit(Base):
     """The result of one attempt to send: an `outbox_flush_*` code. An error of a whole claim has no event."""
 
-    __tablename__ = "outbox_audit"
-    # Reads or prunes the audit of one event.
-    __table_args__ = (Index("ix_outbox_audit_outbox_id", "outbox_id"),)
-
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
-    outbox_id: Mapped[int | None] = mapped_column(BigInteger)
+    id: Mapped[Number]
+    outbox_id: Mapped[int | None] = mapped_column(BigInteger, index=True)  # reads or prunes the audit of one event
     code: Mapped[str]
     worker_id: Mapped[str]
     detail: Mapped[str | None]

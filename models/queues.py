@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import Actor, Base, Stamp
+from models.base import Actor, Base, Stamp, checks
 
 
 class QueuePause(Base):
     """A paused queue. It is paused as long as the row exists."""
-
-    __tablename__ = "queue_pause"
 
     queue: Mapped[str] = mapped_column(primary_key=True)
     reason: Mapped[str | None]
@@ -22,8 +19,7 @@ class QueuePause(Base):
 class QueueLimit(Base):
     """How many tasks of a queue may run at the same time. Without a row there is no limit."""
 
-    __tablename__ = "queue_limit"
-    __table_args__ = (CheckConstraint("max_running >= 0", name="max_running"),)
+    __table_args__ = checks(max_running="max_running >= 0")
 
     queue: Mapped[str] = mapped_column(primary_key=True)
     max_running: Mapped[int]

@@ -5,28 +5,27 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, Identity, Index, text
+from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import Base, JsonObject, Stamp, lease_check
+from models.base import LEASE, Base, Count, Flag, JsonObject, Number, Stamp, checks
 
 
 class Checkpoint(Base):
     """Offsets and state from which the consumer of a stream can start again. They belong together."""
 
-    __tablename__ = "checkpoint"
     __table_args__ = (
-        CheckConstraint("shard >= 0", name="shard"),
+        *checks(shard="shard >= 0"),
         # Reads the newest checkpoint of a shard.
         Index("ix_checkpoint_newest", "stream", "shard", "id"),
     )
 
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    id: Mapped[Number]
     stream: Mapped[str]
-    shard: Mapped[int] = mapped_column(server_default=text("0"))
+    shard: Mapped[Count]
     offsets: Mapped[JsonObject]
     state: Mapped[JsonObject]
-    sink_committed: Mapped[bool] = mapped_column(server_default=text("false"))
+    sink_committed: Mapped[Flag]
     created_at: Mapped[Stamp]
     completed_at: Mapped[datetime | None]
 
@@ -34,8 +33,7 @@ class Checkpoint(Base):
 class ShardLease(Base):
     """The right to consume one shard of a stream."""
 
-    __tablename__ = "shard_lease"
-    __table_args__ = (CheckConstraint("shard >= 0", name="shard"), lease_check())
+    __table_args__ = checks(shard="shard >= 0", lease=LEASE)
 
     stream: Mapped[str] = mapped_column(primary_key=True)
     shard: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

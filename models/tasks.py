@@ -16,20 +16,10 @@ import uuid
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Identity,
-    Index,
-    PrimaryKeyConstraint,
-    Sequence,
-    SmallInteger,
-    Text,
-    text,
-)
+from sqlalchemy import BigInteger, Identity, Index, PrimaryKeyConstraint, Sequence, SmallInteger, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import FREQUENT_UPDATES, Actor, Base, Json, JsonObject, Stamp, sql_literals, status_check
+from models.base import FREQUENT_UPDATES, Actor, Base, Count, Flag, Json, JsonObject, Number, Stamp, checks, one_of
 from models.status import TASK_TRANSITIONS, TaskStatus
 
 
@@ -39,7 +29,7 @@ def _transition_rule() -> str:
     for source, targets in TASK_TRANSITIONS.items():
         if targets:
             condition = "from_status IS NULL" if source is None else f"from_status = '{source}'"
-            cases.append(f"WHEN {condition} THEN to_status IN ({sql_literals(sorted(targets))})")
+            cases.append(f"WHEN {condition} THEN {one_of('to_status', sorted(targets))}")
     return f"CASE {' '.join(cases)} ELSE false END"
 
 
@@ -57,25 +47,21 @@ KEY_SEQ: Final = Sequence("ingest_task_key_seq", metadata=Base.metadata)
 class IngestTask(Base):
     """A promised piece of work. The submitter makes its id, so that every way of submitting gives a key the same id."""
 
-    __tablename__ = "ingest_task"
     __table_args__ = (
-        status_check("status", TaskStatus),
-        CheckConstraint("(status = 'RUNNING') = (lease_token IS NOT NULL)", name="running_is_leased"),
-        CheckConstraint(
-            "(status IN ('SUCCEEDED', 'DEAD', 'DISCARDED')) = (finished_at IS NOT NULL)", name="final_is_finished"
+        *checks(
+            status=one_of("status", TaskStatus),
+            running_is_leased="(status = 'RUNNING') = (lease_token IS NOT NULL)",
+            final_is_finished="(status IN ('SUCCEEDED', 'DEAD', 'DISCARDED')) = (finished_at IS NOT NULL)",
+            next_retry_at="CASE status WHEN 'RETRYING' THEN next_retry_at IS NOT NULL"
+            " WHEN 'SUCCEEDED' THEN next_retry_at IS NULL WHEN 'DEAD' THEN next_retry_at IS NULL ELSE true END",
+            priority="priority BETWEEN 0 AND 9",
+            attempt_count="attempt_count >= 0",
+            max_attempts="max_attempts >= 1",
+            partition_key="(partition_key IS NULL) = (key_seq IS NULL)",
+            error_together="(last_error IS NULL) = (error_message IS NULL)",
+            last_error="length(last_error) <= 4000",
+            error_message="length(error_message) <= 500",
         ),
-        CheckConstraint(
-            "CASE status WHEN 'RETRYING' THEN next_retry_at IS NOT NULL WHEN 'SUCCEEDED' THEN next_retry_at IS NULL"
-            " WHEN 'DEAD' THEN next_retry_at IS NULL ELSE true END",
-            name="next_retry_at",
-        ),
-        CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
-        CheckConstraint("attempt_count >= 0", name="attempt_count"),
-        CheckConstraint("max_attempts >= 1", name="max_attempts"),
-        CheckConstraint("(partition_key IS NULL) = (key_seq IS NULL)", name="partition_key"),
-        CheckConstraint("(last_error IS NULL) = (error_message IS NULL)", name="error_together"),
-        CheckConstraint("length(last_error) <= 4000", name="last_error"),
-        CheckConstraint("length(error_message) <= 500", name="error_message"),
         # A claim that fills its batch, lost wake-ups and statistics read the due tasks of one queue and type. Tasks
         # that are due later lie behind that range, so a million of them cost nothing. So do tasks with a partition key,
         # which wait for each other.
@@ -98,13 +84,13 @@ class IngestTask(Base):
     partition_key: Mapped[str | None] = mapped_column(Text(collation="C"))
     key_seq: Mapped[int | None] = mapped_column(BigInteger)  # drawn under a lock of the key: the order of commits
     idempotency_key: Mapped[str | None]
-    status: Mapped[TaskStatus] = mapped_column(server_default="QUEUED")
-    attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
+    status: Mapped[str] = mapped_column(server_default="QUEUED")
+    attempt_count: Mapped[Count]
     max_attempts: Mapped[int] = mapped_column(server_default=text("10"))
     next_retry_at: Mapped[datetime | None]
     last_wakeup_at: Mapped[datetime | None]
     lease_token: Mapped[uuid.UUID | None]
-    isolated: Mapped[bool] = mapped_column(server_default=text("false"))
+    isolated: Mapped[Flag]
     last_error: Mapped[str | None]
     error_message: Mapped[str | None]
     error_code: Mapped[str | None]
@@ -118,19 +104,17 @@ class IngestTask(Base):
 class IngestTaskTransition(Base):
     """One change of status, written in the transaction that made it."""
 
-    __tablename__ = "ingest_task_transition"
     __table_args__ = (
-        CheckConstraint(_transition_rule(), name="way"),
-        CheckConstraint("attempt_count >= 0", name="attempt_count"),
+        *checks(way=_transition_rule(), attempt_count="attempt_count >= 0"),
         # One index both reads the history of a task in order and prunes it: every change of a task inserts here.
         PrimaryKeyConstraint("task_id", "id"),
     )
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True))
     task_id: Mapped[uuid.UUID]
-    from_status: Mapped[TaskStatus | None]
-    to_status: Mapped[TaskStatus]
-    attempt_count: Mapped[int] = mapped_column(server_default=text("0"))
+    from_status: Mapped[str | None]
+    to_status: Mapped[str]
+    attempt_count: Mapped[Count]
     message: Mapped[str | None]
     actor: Mapped[Actor]
     created_at: Mapped[Stamp]
@@ -142,11 +126,7 @@ class TaskLease(Base):
     There is no index on `lease_until`: the table has one row per running batch, and renewals stay heap-only updates.
     """
 
-    __tablename__ = "task_lease"
-    __table_args__ = (
-        CheckConstraint("priority BETWEEN 0 AND 9", name="priority"),
-        {"postgresql_with": FREQUENT_UPDATES},
-    )
+    __table_args__ = (*checks(priority="priority BETWEEN 0 AND 9"), {"postgresql_with": FREQUENT_UPDATES})
 
     token: Mapped[uuid.UUID] = mapped_column(primary_key=True)
     holder: Mapped[str]
@@ -168,8 +148,6 @@ class WakeupHorizon(Base):
     `seen_wakeup_at` was claimed at `seen_at`; when a grace has passed since, that becomes `passed_wakeup_at`.
     """
 
-    __tablename__ = "wakeup_horizon"
-
     queue: Mapped[str] = mapped_column(primary_key=True)
     priority: Mapped[int] = mapped_column(SmallInteger, primary_key=True, autoincrement=False)
     seen_wakeup_at: Mapped[datetime]
@@ -180,12 +158,8 @@ class WakeupHorizon(Base):
 class TaskAudit(Base):
     """What a holder did after it had lost its lease, such as `late_success`."""
 
-    __tablename__ = "task_audit"
-    # Reads or prunes the audit of one task.
-    __table_args__ = (Index("ix_task_audit_task_id", "task_id"),)
-
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
-    task_id: Mapped[uuid.UUID]
+    id: Mapped[Number]
+    task_id: Mapped[uuid.UUID] = mapped_column(index=True)  # reads or prunes the audit of one task
     code: Mapped[str]
     worker_id: Mapped[str]
     detail: Mapped[str | None]
@@ -195,20 +169,14 @@ class TaskAudit(Base):
 class TaskTombstone(Base):
     """The rest of a pruned task that had an idempotency key: submitting the key again returns this task."""
 
-    __tablename__ = "task_tombstone"
-    # Tombstones are pruned by age too.
-    __table_args__ = (Index("ix_task_tombstone_created_at", "created_at"),)
-
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
-    status: Mapped[TaskStatus]
+    status: Mapped[str]
     payload_sha: Mapped[str]  # the hash of the payload as PostgreSQL prints it
-    created_at: Mapped[Stamp]
+    created_at: Mapped[Stamp] = mapped_column(index=True)  # tombstones are pruned by age
 
 
 class TaskStep(Base):
     """The stored result of one step of a task, or the place in a loop."""
-
-    __tablename__ = "task_step"
 
     task_id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(primary_key=True)

@@ -7,14 +7,13 @@ from datetime import datetime
 
 from sqlalchemy.orm import Mapped, mapped_column
 
-from models.base import Base, lease_check
+from models.base import LEASE, Base, checks
 
 
 class Tick(Base):
     """The lease of a tick, which one process at a time may run. `holder` and `error` describe the last run."""
 
-    __tablename__ = "tick"
-    __table_args__ = (lease_check(),)
+    __table_args__ = checks(lease=LEASE)
 
     name: Mapped[str] = mapped_column(primary_key=True)
     holder: Mapped[str | None]

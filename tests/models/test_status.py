@@ -7,14 +7,12 @@ from itertools import product
 
 import pytest
 from psycopg2.errors import CheckViolation
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from models.sinks import Decision, SinkState
 from models.sql import sql
 from models.status import TASK_TRANSITIONS, EventStatus, TaskStatus
-from models.tasks import IngestTask
 
 TASK = """
     INSERT INTO ledger.ingest_task (id, type, payload, status, lease_token, next_retry_at, finished_at)
@@ -64,9 +62,3 @@ def test_a_transition_that_the_state_machine_does_not_have_is_refused(connection
     assert {(source, target) for source, target in pairs if is_accepted(connection, insert, f=source, t=target)} == {
         (source, target) for source, targets in TASK_TRANSITIONS.items() for target in targets
     }
-
-
-def test_a_status_is_read_back_as_its_enum(connection: Connection) -> None:
-    connection.execute(sql(TASK), {"value": "RETRYING"})
-    with Session(connection.execution_options(schema_translate_map={"ledger": "celeriac"})) as session:
-        assert session.scalar(select(IngestTask.status).where(IngestTask.status == "RETRYING")) is TaskStatus.RETRYING
