@@ -100,9 +100,8 @@ def autocommit(bind: Bind) -> Iterator[Connection]:
     with bind.connect() as connection:
         driver: Any = connection.connection.dbapi_connection
         before = driver.autocommit  # True for an engine with isolation_level="AUTOCOMMIT"
-        connection.info[_AUTOCOMMIT] = (
-            before  # if a time limit interrupts the lines below, the next checkout restores it
-        )
+        # If a time limit interrupts the lines below, the next checkout restores the mode.
+        connection.info[_AUTOCOMMIT] = before
         driver.autocommit = True
         try:
             yield connection

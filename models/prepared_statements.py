@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, CursorResult, TextClause
+from sqlalchemy import Connection, CursorResult, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import DBAPIError
 
@@ -39,7 +40,6 @@ class Prepared:
         self.text: Final = sql(before + statement)
         self._before = before
         self._statement = sql(statement)
-        self._by_schema: dict[str, _Compiled] = {}
 
     def execute(self, connection: Connection, values: Values) -> CursorResult[*tuple[Any, ...]]:
         """Execute it through SQLAlchemy."""
@@ -96,10 +96,7 @@ class Prepared:
         return known[compiled.name]
 
     def _compiled(self) -> _Compiled:
-        schema = settings.current().ledger_schema
-        if schema not in self._by_schema:
-            self._by_schema[schema] = _compile(self._statement, self._before)
-        return self._by_schema[schema]
+        return _compile(self._statement.text, self._before)
 
 
 class _Compiled(NamedTuple):
@@ -110,11 +107,12 @@ class _Compiled(NamedTuple):
     execute: tuple[str, str]
 
 
-def _compile(statement: TextClause, before: str) -> _Compiled:
-    compiled = statement.compile(dialect=_NUMBERED)
+@cache
+def _compile(statement: str, before: str) -> _Compiled:
+    compiled = text(statement).compile(dialect=_NUMBERED)
     arguments = ", ".join(f"%({name})s" for name in compiled.positiontup or ())
     return _Compiled(
-        f"celeriac_{hashlib.sha256(statement.text.encode()).hexdigest()[:16]}",
+        f"celeriac_{hashlib.sha256(statement.encode()).hexdigest()[:16]}",
         f" AS {compiled}".replace("%", "%%"),
         (f"{before} EXECUTE ", f"({arguments})"),
     )

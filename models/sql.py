@@ -8,6 +8,7 @@ statement finds our tables through the caller's engine too, whatever the `search
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from sqlalchemy import TextClause
@@ -22,16 +23,9 @@ class LedgerText(TextClause):
 
     inherit_cache = True
 
-    def __init__(self, statement: str) -> None:
-        self._by_schema: dict[str, str] = {}
-        super().__init__(statement)
-
     @property
     def text(self) -> str:
-        schema = settings.current().ledger_schema
-        if schema not in self._by_schema:
-            self._by_schema[schema] = qualified(self._template, schema)
-        return self._by_schema[schema]
+        return qualified(self._template, settings.current().ledger_schema)
 
     @text.setter
     def text(self, template: str) -> None:
@@ -43,6 +37,7 @@ def sql(statement: str) -> TextClause:
     return LedgerText(statement)
 
 
+@lru_cache(1024)
 def qualified(statement: str, schema: str) -> str:
     """Replace `ledger.` by the schema. Its name was checked with the settings and needs no escaping."""
     return _PLACEHOLDER.sub(f'"{schema}".', statement)
