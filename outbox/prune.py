@@ -7,7 +7,6 @@ long as the retention lasts.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Engine
@@ -34,16 +33,8 @@ PRUNE_AUDITS: Final = sql("""
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """How many events were deleted, and whether more are old enough."""
-
-    events: int
-    more: bool
-
-
-def prune(engine: Engine, *, hours: int, budget_seconds: float = 5.0) -> Pruned:
-    """Delete old events until none is left or the time is over."""
+def prune(engine: Engine, *, hours: int, budget_seconds: float = 5.0) -> int:
+    """Delete old events until none is left or the time is over; return how many were deleted."""
     deadline = time.monotonic() + budget_seconds
     events, last = 0, BATCH
     while last == BATCH and time.monotonic() < deadline:
@@ -52,4 +43,4 @@ def prune(engine: Engine, *, hours: int, budget_seconds: float = 5.0) -> Pruned:
         events += last
     with engine.begin() as connection:
         connection.execute(PRUNE_AUDITS, {"hours": hours})
-    return Pruned(events, more=last == BATCH)
+    return events

@@ -76,7 +76,7 @@ def _prune() -> dict[str, int]:
     events = outbox_prune.prune(engine(), hours=current.outbox_sent_retention_hours, budget_seconds=budget)
     tasks = prune.prune(engine(), current, budget_seconds=budget)
     letters = dead_letter_queue.sync(engine(), current)
-    return {"events": events.events, "tasks": tasks.tasks, "letters": letters}
+    return {"events": events, "tasks": tasks.tasks, "letters": letters}
 
 
 def relay_of_this_process() -> Relay:
