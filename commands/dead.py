@@ -27,12 +27,8 @@ from commands.wakeups import publish_wakeups
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from outbox import dead_events
-    from tasks.operations import dead_tasks
+    from outbox.dead_rows import Counted, Filters
     from tasks.operations.wait_final import Statuses
-
-    Choice = dead_tasks.Choice | dead_events.Choice
-    Counted = dead_tasks.Counted | dead_events.Counted
 
 GROUPS_SHOWN: Final = 20
 PAST: Final = {"requeue": "requeued", "discard": "discarded"}
@@ -50,8 +46,8 @@ class Target:
 
     noun: str  # task
     command: str  # outbox requeue-dead
-    choice: Choice
-    count: Callable[..., Counted]
+    choice: Filters
+    count: Callable[..., Counted[Any]]
     act: Callable[..., Iterator[Sequence[Any]]]
 
     @property
@@ -139,7 +135,7 @@ def _confirmed_total(target: Target, options: Options) -> int:
     return 0 if is_over else found.total
 
 
-def _print_groups(found: Counted, noun: str, *, on: Console) -> None:
+def _print_groups(found: Counted[Any], noun: str, *, on: Console) -> None:
     if not found.total:
         on.print(f"No dead {noun} matches.")
         return

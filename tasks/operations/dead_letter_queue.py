@@ -12,12 +12,12 @@ from typing import Final
 from sqlalchemy import Engine
 
 import settings
-from models.clock import now
 from models.sql import sql
+from outbox.dead_rows import BATCH
 from outbox.destinations import CELERY
 from tasks import broker
 from tasks.core.holders import actor as this_process
-from tasks.operations.dead_tasks import BATCH, LAST, PAGE, START
+from tasks.operations.dead_tasks import LAST, PAGE, start
 from tasks.recovery.tick_rows import single_flight
 
 SYNC: Final = "dead_letters"  # only one process at a time may run the sync of this name
@@ -48,7 +48,8 @@ LETTERS: Final = sql(f"""
         INSERT INTO ledger.outbox_event (destination, payload, created_at)
         SELECT :destination, jsonb_build_object('dead', id, 'errorCode', error_code), (SELECT ledger.ledger_now())
         FROM page WHERE CAST(id AS text) <> ALL(CAST(:leaving AS text[])) RETURNING id)
-    SELECT (SELECT finished_at FROM page {LAST}), (SELECT id FROM page {LAST}), (SELECT count(*) FROM written)
+    SELECT (SELECT finished_at FROM page {LAST}) AS after_at, (SELECT id FROM page {LAST}) AS after_id,
+           (SELECT count(*) FROM written) AS letters
 """)
 
 
@@ -67,7 +68,7 @@ def sync(engine: Engine, current: settings.Settings, *, force: bool = False) -> 
     if not force and _may_be_equal(waiting, before, _count(engine, destination)):
         return 0
     with single_flight(engine, SYNC, holder=this_process(), seconds=SYNC_SECONDS) as ours:
-        return _rewrite(engine, queue) if ours else 0
+        return _rewrite(engine, queue, destination) if ours else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +94,15 @@ def _may_be_equal(waiting: int, before: _Counts, after: _Counts) -> bool:
     return least <= max(before.dead, after.dead) and most >= min(before.dead, after.dead)
 
 
-def _rewrite(engine: Engine, queue: str) -> int:
-    destination = CELERY + queue
+def _rewrite(engine: Engine, queue: str, destination: str) -> int:
     with engine.begin() as connection:
         connection.execute(FORGET_LETTERS, {"destination": destination})
-        values = {
-            "destination": destination,
-            "batch": BATCH,
-            "no_later": now(connection),
-            "leaving": [name or "" for name in connection.execute(LEAVING, {"destination": destination}).scalars()],
-        }
+        leaving = [name or "" for name in connection.execute(LEAVING, {"destination": destination}).scalars()]
+        values = {"destination": destination, "leaving": leaving, "batch": BATCH, **start(connection)}
     broker.purge(queue)
-    written, place = 0, START
-    while place["after_at"] is not None:
+    written = 0
+    while values["after_at"] is not None:
         with engine.begin() as connection:
-            at, last, letters = connection.execute(LETTERS, {**values, **place}).one()
-        written += int(letters)
-        place = {"after_at": at, "after_id": last}
+            values |= connection.execute(LETTERS, values).mappings().one()
+        written += values["letters"]
     return written
