@@ -39,7 +39,8 @@ _CHANGED: Final = "SELECT array_agg(id) AS changed, max(id) AS after_id FROM hel
 # requeue: DEAD → NEW, due at once, attempts start again.
 REQUEUE: Final = sql(f"""{_HELD},
     back AS (
-        UPDATE ledger.outbox_event e SET status = 'NEW', attempt_count = 0, next_retry_at = NULL
+        UPDATE ledger.outbox_event e
+        SET status = 'NEW', attempt_count = 0, next_retry_at = NULL, locked_by = NULL, locked_at = NULL
         FROM held WHERE e.id = held.id)
     {_CHANGED}
 """)

@@ -89,7 +89,7 @@ class DeadRows(Generic[Id, Group]):
         `values` are further parameters of the statement.
         """
         with engine.connect() as connection:
-            values |= {**dataclasses.asdict(choice), **self.start(connection), "actor": actor, "reason": reason}
+            values |= {**dataclasses.asdict(choice), **self.start(connection), "actor": actor, "reason": reason or None}
         done = 0
         while limit is None or done < limit:
             values["batch"] = batch if limit is None else min(batch, limit - done)

@@ -37,6 +37,7 @@ ORDER: Final = "finished_at, id"
 PAGE: Final = f"finished_at <= :no_later AND ({ORDER}) > (:after_at, :after_id) ORDER BY {ORDER} LIMIT :batch"
 LAST: Final = "ORDER BY finished_at DESC, id DESC LIMIT 1"
 
+# LIMIT counts the rows that could be locked: a page that another operator has locked does not end the loop.
 _HELD: Final = f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     held AS MATERIALIZED (

@@ -46,7 +46,7 @@ class AlreadyDone(CeleriacError):
 def discard(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> ChangedTask:
     """Discard the task. Raises UnknownTask and AlreadyDone."""
     with Session(engine) as db:
-        was = execute(db, DISCARD, {"id": task_id, "actor": actor, "reason": reason})["was"]
+        was = execute(db, DISCARD, {"id": task_id, "actor": actor, "reason": reason or None})["was"]
         if was is None:
             raise AlreadyDone(f"{task_id} is {status_of(db, task_id)} already.")
         db.commit()
