@@ -34,7 +34,7 @@ _HELD: Final = f"""
         SELECT id, :code, :actor, concat_ws('; ', CAST(:reason AS text),
                format('failures: %s, last error: %s', attempt_count, coalesce(last_error, 'none')))
         FROM held)"""
-_CHANGED: Final = "SELECT array_agg(id) AS changed, max(id) AS after_id FROM held"
+_CHANGED: Final = "SELECT array_agg(id ORDER BY id) AS changed, max(id) AS after_id FROM held"
 
 # requeue: DEAD → NEW, due at once, attempts start again.
 REQUEUE: Final = sql(f"""{_HELD},

@@ -132,6 +132,24 @@ def test_a_requeue_works_in_batches_and_respects_its_limit(outbox: OutboxTable) 
     assert list(map(len, requeue(outbox.engine, Choice(), actor="me"))) == [500]
 
 
+def test_an_event_that_dies_again_meanwhile_is_not_requeued_for_ever(outbox: OutboxTable) -> None:
+    dead = outbox.add_many(3, status="DEAD")
+    seen = []
+    for batch in requeue(outbox.engine, Choice(), actor="me", batch=1):
+        seen += batch
+        with outbox.engine.begin() as connection:
+            connection.execute(sql("UPDATE ledger.outbox_event SET status = 'DEAD'"))
+    assert seen == dead
+
+
+def test_events_locked_by_another_operator_do_not_end_the_requeue(outbox: OutboxTable) -> None:
+    dead = outbox.add_many(6, status="DEAD")
+    with outbox.engine.begin() as other:
+        other.execute(sql("SELECT FROM ledger.outbox_event WHERE id = ANY(:ids) FOR UPDATE"), {"ids": dead[:2]})
+        assert list(requeue(outbox.engine, Choice(), actor="me", batch=2)) == [dead[2:4], dead[4:]]
+    assert list(requeue(outbox.engine, Choice(), actor="me", batch=2)) == [dead[:2]]
+
+
 def test_counting_many_different_errors_returns_only_the_largest_groups(outbox: OutboxTable) -> None:
     for number in range(110):
         outbox.add(status="DEAD", last_error=f"no {number}")
