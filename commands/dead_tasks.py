@@ -15,7 +15,7 @@ from commands import dead, times
 from commands.confirmation import operator
 from commands.dead import Canary, DryRun, Limit, Options, Rate
 from commands.options import Json, Queue, Reason, TaskId, Type
-from commands.output import camel, complain, console, print_json
+from commands.output import complain, console, print_json
 from commands.wakeups import publish_wakeups
 
 if TYPE_CHECKING:
@@ -111,11 +111,8 @@ def discard_one(task_id: TaskId, reason: Reason = None, as_json: Json = False) -
     from tasks.operations.discard import discard
 
     with publish_wakeups():
-        done = discard(engine(), task_id, actor=operator(), reason=reason)
-    if as_json:
-        print_json(camel(done))
-    else:
-        console.print(f"{done.task_id} was {done.was} and is now DISCARDED.")
+        was = discard(engine(), task_id, actor=operator(), reason=reason)
+    _print_change(task_id, was, "is now DISCARDED", as_json=as_json)
 
 
 def retry_now(task_id: TaskId, reason: Reason = None, as_json: Json = False) -> None:
@@ -127,13 +124,17 @@ def retry_now(task_id: TaskId, reason: Reason = None, as_json: Json = False) -> 
     from tasks.operations.retry_now import retry_now as make_due
 
     with publish_wakeups():
-        done = make_due(engine(), task_id, actor=operator(), reason=reason)
-        if done.was == "DEAD":
+        was = make_due(engine(), task_id, actor=operator(), reason=reason)
+        if was == "DEAD":
             _sync_dead_letters()
+    _print_change(task_id, was, "is due now", as_json=as_json)
+
+
+def _print_change(task_id: uuid.UUID, was: str, now: str, *, as_json: bool) -> None:
     if as_json:
-        print_json(camel(done))
+        print_json({"taskId": task_id, "was": was})
     else:
-        console.print(f"{done.task_id} was {done.was} and is due now.")
+        console.print(f"{task_id} was {was} and {now}.")
 
 
 def _run(command: str, choice: Choice, act: Any, options: Options, canary: Canary | None = None) -> None:

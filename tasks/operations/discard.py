@@ -20,7 +20,7 @@ from models.sql import sql
 from models.status import TaskStatus
 from tasks.core.partition_keys import UNDONE
 from tasks.operations.dead_tasks import DISCARD_HELD, execute
-from tasks.operations.listing import ChangedTask, status_of
+from tasks.operations.listing import status_of
 
 # discard: any status but SUCCEEDED and DISCARDED → DISCARDED.
 DISCARD: Final = sql(f"""
@@ -43,11 +43,11 @@ class AlreadyDone(CeleriacError):
     http_status = 409
 
 
-def discard(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> ChangedTask:
-    """Discard the task. Raises UnknownTask and AlreadyDone."""
+def discard(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> TaskStatus:
+    """Discard the task and return its status before. Raises UnknownTask and AlreadyDone."""
     with Session(engine) as db:
         was = execute(db, DISCARD, {"id": task_id, "actor": actor, "reason": reason or None})["was"]
         if was is None:
             raise AlreadyDone(f"{task_id} is {status_of(db, task_id)} already.")
         db.commit()
-    return ChangedTask(task_id, TaskStatus(was))
+    return TaskStatus(was)

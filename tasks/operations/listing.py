@@ -54,14 +54,6 @@ class UnknownTask(CeleriacError):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedTask:
-    """A task that an operator has changed, and its status before."""
-
-    task_id: uuid.UUID
-    was: TaskStatus
-
-
-@dataclass(frozen=True, slots=True)
 class Cursor:
     """A position in a list: the last change of a task, and its id."""
 

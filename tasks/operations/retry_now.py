@@ -20,7 +20,7 @@ from models.sql import sql
 from models.status import TaskStatus
 from tasks.core.wakeups import wake_again
 from tasks.operations import dead_tasks
-from tasks.operations.listing import ChangedTask, status_of
+from tasks.operations.listing import status_of
 
 # retry_now: RETRYING, or QUEUED with a due time → due now.
 RETRY_NOW: Final = sql("""
@@ -51,18 +51,21 @@ class NotWaiting(CeleriacError):
     http_status = 409
 
 
-def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> ChangedTask:
-    """Make the task due now. Raises UnknownTask, and NotWaiting if it is neither DEAD nor waiting for a due time."""
+def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> TaskStatus:
+    """Make the task due now and return its status before.
+
+    Raises UnknownTask, and NotWaiting if the task is neither DEAD nor waiting for a due time.
+    """
     with Session(engine) as db:
         was = status_of(db, task_id)
         ids = db.execute(RETRY_NOW, {"id": task_id, "actor": actor, "reason": reason}).scalars().all()
         wake_again(db, ids, queues=settings.current().ingest_queues)
         db.commit()
     if ids:
-        return ChangedTask(task_id, was)
+        return was
     choice = dead_tasks.Choice(ids=[task_id])
     if any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason or "retry-now")):
-        return ChangedTask(task_id, TaskStatus.DEAD)
+        return TaskStatus.DEAD
     raise NotWaiting(_MESSAGES[was].format(id=task_id))
 
 

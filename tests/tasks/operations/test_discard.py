@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 def test_a_discarded_task_does_not_run_when_its_wakeup_arrives() -> None:
     (id_,) = submitted()
-    assert discard(engine(), id_, actor="me", reason="old").was == "QUEUED"
+    assert discard(engine(), id_, actor="me", reason="old") == "QUEUED"
     delivered([id_])
     assert task(id_)["status"] == "DISCARDED"
     assert transitions(id_, "from_status, to_status, message, actor")[-1] == ("QUEUED", "DISCARDED", "old", "me")
@@ -36,7 +36,7 @@ def test_a_task_discarded_while_it_runs_has_no_effect_and_the_rest_of_its_batch_
     def discard_me(each: Task, _db: Session) -> None:
         if not discarded:
             discarded.append(each.id)
-            assert discard(engine(), each.id, actor="me").was == "RUNNING"
+            assert discard(engine(), each.id, actor="me") == "RUNNING"
 
     ids = inserting({1: discard_me}, 3)
     delivered(ids)
