@@ -137,9 +137,10 @@ REASONS_TO_WAIT: Final = (
     ),
     Entry(
         "unknown_handler",
-        "There is no handler for its type here.",
-        "The modules in INGEST_HANDLERS register no handler for the task's type.",
-        "Add the handler's module to INGEST_HANDLERS, or discard the task.",
+        "No live worker knows its type.",
+        "The modules in INGEST_HANDLERS of the workers register no handler for the task's type.",
+        "Add the handler's module to INGEST_HANDLERS and restart the workers, or discard the task. `manage.py handlers`"
+        " lists what the workers know.",
     ),
     Entry(
         "broker_unreachable",

@@ -41,7 +41,9 @@ def submit(
     *,
     key: Annotated[str | None, typer.Option(help="Idempotency key: submitting it again returns the same task.")] = None,
     queue: Annotated[str | None, typer.Option(help="Queue, instead of the handler's own.")] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, help="From 0 to 9; 9 is the most urgent.")] = 5,
+    priority: Annotated[
+        int | None, typer.Option(min=0, max=9, help="From 0 to 9, instead of the handler's own; 9 is the most urgent.")
+    ] = None,
     run_at: Annotated[str | None, typer.Option(metavar="TIME", help=f"Do not run before TIME: {RUN_AT_HELP}.")] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, help="The task is DEAD after this many failures.")] = None,
     notify: Annotated[str | None, typer.Option(help="Send the final status to this destination.")] = None,
@@ -113,12 +115,15 @@ def _submit_one(given: str | None, make: Make, *, as_json: bool) -> None:
 
 
 def _submit_lines(given: str, make: Make, *, as_json: bool) -> None:
-    from models.engine import sessions
+    from models.engine import engine, sessions
+    from tasks.core.registered_types import registered_type_names
     from tasks.submission.json_lines import check_lines, submit_lines
 
+    with engine().connect() as connection:
+        registered = registered_type_names(connection)
     with _opened(given) as opened, _rewindable(opened) as stream:
         start = stream.tell()
-        found = check_lines(stream, make)
+        found = check_lines(stream, make, registered=registered)
         if found.bad:
             for line in found.shown:
                 complain(f"line {line.number:,}: {line.reason}")

@@ -1,6 +1,18 @@
 """Import every module that defines a table, so that `Base.metadata` is complete."""
 
-from models import api_tokens, chats, clock, documents, outbox, queues, sinks, streams, tasks, ticks  # noqa: F401
+from models import (  # noqa: F401
+    api_tokens,
+    chats,
+    clock,
+    documents,
+    outbox,
+    queues,
+    sinks,
+    streams,
+    task_types,
+    tasks,
+    ticks,
+)
 from models.base import Base
 
 __all__ = ["Base"]

@@ -14,15 +14,18 @@ from celery import signals
 
 import metrics
 import settings
+from models.engine import engine
 from models.schema import require_ready
 from tasks.celery import app
 from tasks.core.celery_program import SIGTERM_WARNING, exit_with_message
 from tasks.core.holders import WORKER
+from tasks.core.registered_types import Registration
 from tasks.core.registry import handlers
 from tasks.worker_watch import ChildPids, WorkerWatch
 
 logger = logging.getLogger(__name__)
 _child_pids: list[ChildPids] = []  # of this process, if it is a worker
+_watches: list[WorkerWatch] = []
 
 
 @signals.worker_init.connect
@@ -52,7 +55,19 @@ def _start_worker_watch(sender: Any, **_: Any) -> None:
         """Return the processes of the pool. One that is about to start has no pid; a thread pool has none."""
         return {pid for pid in pool.info.get("processes") or () if pid}
 
-    WorkerWatch(children, started=child_pids.received, runs_ticks=runs_ticks).start()
+    prefix = settings.current().broker_queue("")
+    consumed = {name.removeprefix(prefix) for name in app.amqp.queues.consume_from}
+    registration = Registration(engine(), settings.current(), handlers(), consumed=consumed)
+    watch = WorkerWatch(children, started=child_pids.received, runs_ticks=runs_ticks, registration=registration)
+    watch.start()
+    _watches.append(watch)
+
+
+@signals.worker_shutting_down.connect
+def _stop_worker_watch(**_: Any) -> None:
+    for watch in _watches:
+        watch.stop()
+    _watches.clear()
 
 
 @signals.worker_process_init.connect

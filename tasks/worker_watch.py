@@ -1,13 +1,14 @@
 """Watch over a worker from a thread of its main process.
 
-Two things would otherwise be noticed late. A killed child process leaves a lease that expires only after a minute; the
-main process knows at once that the child is gone, and reclaims its leases. And if beat has not been seen for a few of
-its intervals, a worker that consumes `system` runs the ticks itself, so beat is not a single point of failure
-(docs/protocol.md, Ticks).
+It renews the worker's registration in the ledger. Two more things would otherwise be noticed late. A killed child
+process leaves a lease that expires only after a minute; the main process knows at once that the child is gone, and
+reclaims its leases. And if beat has not been seen for a few of its intervals, a worker that consumes `system` runs the
+ticks itself, so beat is not a single point of failure (docs/protocol.md, Ticks).
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import struct
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import psutil
@@ -23,6 +25,7 @@ import settings
 from models.engine import engine
 from tasks import ticks
 from tasks.core.holders import holder_of
+from tasks.core.registered_types import Registration
 from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, intervals
 from tasks.recovery.reclaim import reclaim_leases
 from tasks.recovery.tick_rows import BEAT, tick_age
@@ -31,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 CHECK_SECONDS: Final = 0.5
 RECLAIMS_PER_CHILD: Final = 10
+EXIT_PATIENCE_SECONDS: Final = 2.0
 SILENT_BEATS: Final = 4  # `manage.py check` uses the same number
 
 
@@ -65,11 +69,17 @@ class WorkerWatch:
     """The watch of one worker. `children` returns the pids of its pool, `started` those started since the last call."""
 
     def __init__(
-        self, children: Callable[[], set[int]], *, started: Callable[[], set[int]] = set, runs_ticks: bool
+        self,
+        children: Callable[[], set[int]],
+        *,
+        started: Callable[[], set[int]] = set,
+        runs_ticks: bool,
+        registration: Registration | None = None,
     ) -> None:
         self.children = children
         self.started = started
         self.runs_ticks = runs_ticks
+        self.registration = registration
         self._known: set[int] = set()
         self._lost: dict[int, int] = {}  # pid → how many more times its leases are reclaimed
         self._started_at = time.monotonic()
@@ -80,13 +90,21 @@ class WorkerWatch:
 
     def start(self) -> None:
         self._known = self.children()
+        self._register()
         threading.Thread(target=self._run, name="worker-watch", daemon=True).start()
 
     def stop(self) -> None:
+        """End the watch and the registration, without waiting: a signal handler calls this."""
         self._stopped.set()
+        if self.registration:
+            end = partial(self._try, "delete its registration", self.registration.end)
+            ending = threading.Thread(target=end, name="worker-watch-end", daemon=True)
+            ending.start()
+            atexit.register(ending.join, EXIT_PATIENCE_SECONDS)
 
     def check(self) -> None:
-        """Do both jobs once; an error in one does not prevent the other."""
+        """Do all jobs once; an error in one does not prevent the others."""
+        self._register()
         self._try("reclaim the leases of lost children", self._reclaim_from_lost_children)
         if self.runs_ticks:
             self._try("run ticks in place of beat", self._tick_for_beat)
@@ -94,6 +112,10 @@ class WorkerWatch:
     def _run(self) -> None:
         while not self._stopped.wait(CHECK_SECONDS):
             self.check()
+
+    def _register(self) -> None:
+        if self.registration:
+            self._try("register its handlers", self.registration.tick)
 
     def _try(self, what: str, job: Callable[[], None]) -> None:
         """Log an error only when it begins: the next check may succeed."""

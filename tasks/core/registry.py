@@ -32,6 +32,7 @@ ErrorClass = type[Exception]
 Errors = tuple[ErrorClass, ...]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 DEFAULT_BATCH: Final = 100
+DEFAULT_PRIORITY: Final = 5
 SOFT_LIMIT_SECONDS: Final = 600.0
 HARD_AFTER_SOFT_SECONDS: Final = 30.0
 LONGEST_SECONDS: Final = 100 * 366 * 86_400
@@ -42,17 +43,18 @@ SHIPPED: Final = ("tasks.handlers.demo", "tasks.handlers.http", "documents.handl
 class UnknownType(Misuse):
     """No handler is registered for this task type.
 
-    The type is misspelt, or INGEST_HANDLERS does not name the module with its handler.
+    The type is misspelt, or INGEST_HANDLERS does not name the module with its handler: neither here nor in a worker.
     """
 
     code = "unknown_type"
-    remedy = "Correct the type, or add the handler's module to INGEST_HANDLERS of this process."
+    remedy = "Correct the type, or add the handler's module to INGEST_HANDLERS of the workers and restart them."
 
 
 class BadHandler(Misuse):
     """A handler is declared wrongly.
 
-    The arguments of `@handler` or of its function are invalid, or INGEST_HANDLERS names a missing module.
+    The arguments of `@handler` or of its function are invalid, two functions have the same type, or INGEST_HANDLERS
+    names a missing module.
     """
 
     code = "bad_handler"
@@ -77,6 +79,7 @@ class Handler:
     skip_dead: bool = False  # a DEAD task does not block the others of its partition key
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS  # then the handler gets an exception
     hard_limit_seconds: float = SOFT_LIMIT_SECONDS + HARD_AFTER_SOFT_SECONDS  # then its process is killed
+    priority: int = DEFAULT_PRIORITY  # of tasks that are submitted without one
 
     def is_permanent(self, error: BaseException) -> bool:
         """Return True if the task must not be retried after this error.
@@ -110,6 +113,7 @@ def handler(
     skip_dead: bool = False,
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS,
     hard_limit_seconds: float | None = None,
+    priority: int = DEFAULT_PRIORITY,
 ) -> Callable[[Function], Function]:
     """Register a function for a type of task."""
 
@@ -118,7 +122,7 @@ def handler(
         made = Handler(
             type, function, transactional, many, batch, queue, max_attempts,
             tuple(backoff) if backoff is not None else None, tuple(retriable), tuple(permanent),
-            skip_dead, soft_limit_seconds, hard,
+            skip_dead, soft_limit_seconds, hard, priority,
         )  # fmt: skip
         _check(made)
         _registered[type] = made
@@ -169,10 +173,12 @@ def _check(made: Handler) -> None:
         if not is_kept:
             raise BadHandler(f"The handler {made.type!r} is invalid: {rule}.")
 
-    require(NAME.fullmatch(made.type), "a type has letters, digits and . _ : - only, and at most 100 characters")
+    is_type = isinstance(made.type, str) and NAME.fullmatch(made.type)
+    require(is_type, "a type has letters, digits and . _ : - only, and at most 100 characters")
     require(made.transactional or not made.many, "a batch handler must be transactional")
     require(1 <= made.batch <= LARGEST_BATCH, f"batch must be between 1 and {LARGEST_BATCH:,}")
     require(made.max_attempts is None or made.max_attempts >= 1, "max_attempts must be at least 1")
+    require(made.priority in range(10), "priority must be a whole number from 0 to 9")
     are_errors = all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in made.retriable + made.permanent)
     require(are_errors, "retriable and permanent must be exception classes")
     require(not set(made.retriable) & set(made.permanent), "an exception class is both retriable and permanent")

@@ -17,8 +17,11 @@ from typing import Final
 import metrics
 import settings
 from child_process import ChildProcess, end_all
+from models.engine import engine
 from settings import ROOT
 from tasks.core.holders import WORKER, WORKER_VARIABLE
+from tasks.core.registered_types import Registration
+from tasks.core.registry import handlers
 from tasks.worker_watch import WorkerWatch
 
 logger = logging.getLogger(__name__)
@@ -40,7 +43,9 @@ class WorkerProcesses:
         metrics.share_between_processes()
         if port := settings.current().worker_metrics_port:
             metrics.serve(port)
-        watch = WorkerWatch(self._pids, runs_ticks=False)
+        current = settings.current()
+        registration = Registration(engine(), current, handlers(), consumed=current.ingest_queues)
+        watch = WorkerWatch(self._pids, runs_ticks=False, registration=registration)
         try:
             self.children = [_start() for _ in range(self.count)]
             started_at = time.monotonic()

@@ -19,7 +19,7 @@ import settings
 from models.errors import Misuse
 from models.status import TaskStatus
 from outbox.canonical_json import canonical_json
-from tasks.core.registry import find
+from tasks.core.registry import NAME, UnknownType, handlers
 
 KEY_LIMIT: Final = 500
 # Control characters, because one of them separates type and key (`task_ids.py`), and unpaired surrogates.
@@ -96,7 +96,7 @@ class NewTask:
     payload: Any = None
     key: str | None = None  # the idempotency key
     queue: str | None = None  # None: the handler's queue
-    priority: int = 5  # 9 is the most urgent
+    priority: int | None = None  # 9 is the most urgent; None: the handler's priority
     run_at: datetime | timedelta | None = None  # a time, or a duration from now
     partition_key: str | None = None  # tasks with the same partition key run one at a time, in the order of commits
     max_attempts: int | None = None  # None: the handler's max_attempts, or INGEST_MAX_ATTEMPTS
@@ -106,32 +106,42 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTask:
-    """A task that can be stored: values are written as JSON, and defaults are filled in."""
+    """A task that can be stored: values are written as JSON, and defaults are filled in.
+
+    If this process has no handler for the type, `batch` is None, and the ledger fills in what is None: it knows the
+    handlers of the workers.
+    """
 
     new: NewTask
     payload: str
     context: str
-    queue: str
-    max_attempts: int
-    batch: int
+    queue: str | None
+    priority: int | None
+    max_attempts: int | None
+    batch: int | None
     run_at: datetime | None
     delay_seconds: float | None
 
 
 def check_task(new: NewTask) -> CheckedTask:
-    """Return the task with its defaults, or raise Misuse."""
-    handler = find(new.type)
+    """Return the task with the defaults that this process knows, or raise Misuse."""
+    handler = handlers().get(new.type)
+    if handler is None and not (isinstance(new.type, str) and NAME.fullmatch(new.type)):
+        raise UnknownType(f"There is no type {str(new.type)[:100]!r}: a type has letters, digits and . _ : - only.")
     current = settings.current()
-    queue = new.queue or handler.queue
-    if queue not in current.ingest_queues:
+    queue = new.queue or (handler.queue if handler else None)
+    if queue is not None and queue not in current.ingest_queues:
         raise UnknownQueue(f"There is no queue {queue!r}; INGEST_QUEUES lists {', '.join(current.ingest_queues)}.")
     if new.partition_key is not None:
         _check_key(new.partition_key, "A partition key")
     if new.key is not None:
         _check_key(new.key, "An idempotency key")
-    if not _is_within(new.priority, 0, 9):
+    if new.priority is not None and not _is_within(new.priority, 0, 9):
         raise BadTask(f"The priority is {new.priority!r}; it must be a whole number from 0 to 9.")
-    max_attempts = new.max_attempts if new.max_attempts is not None else handler.max_attempts
+    priority, max_attempts = new.priority, new.max_attempts
+    if handler:
+        priority = handler.priority if priority is None else priority
+        max_attempts = handler.max_attempts or current.ingest_max_attempts if max_attempts is None else max_attempts
     if max_attempts is not None and not _is_within(max_attempts, 1, MOST_ATTEMPTS):
         raise BadTask(f"max_attempts is {max_attempts!r}; it must be a whole number from 1 to {MOST_ATTEMPTS:,}.")
     if new.notify is not None and new.notify not in current.outbox_destinations:
@@ -144,8 +154,9 @@ def check_task(new: NewTask) -> CheckedTask:
         canonical_json(new.payload),
         canonical_json(dict(new.context), what="context") if new.context else "{}",
         queue,
-        max_attempts or current.ingest_max_attempts,
-        handler.batch,
+        priority,
+        max_attempts,
+        handler.batch if handler else None,
         run_at,
         delay_seconds,
     )
@@ -215,7 +226,7 @@ class TaskEnvelope(_Json):
     context: Context = Context()
     retry: RetryState = RetryState()
     queue: str | None = None
-    priority: int = 5
+    priority: int | None = None
     run_at: datetime | None = None  # wins over retry.nextAttemptAt
     partition_key: str | None = None
     notify: str | None = None

@@ -8,7 +8,7 @@ submitted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, BinaryIO, Final
@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from models.errors import CeleriacError, Misuse
 from outbox.canonical_json import MAX_BYTES
+from tasks.core.registry import find
 from tasks.core.task_ids import keyed_id
 from tasks.submission.envelope import FIELDS, NewTask, TaskEnvelope, UnknownField, check_task
 from tasks.submission.submit import CHUNK, IdempotencyConflict, Submitted, submit_many
@@ -111,7 +112,7 @@ def task_from_envelope(defaults: NewTask, value: Any) -> NewTask:
         new,
         key=defaults.key if new.key is None else new.key,  # an empty key is refused later, not replaced here
         queue=new.queue or defaults.queue,
-        priority=new.priority if "priority" in envelope.model_fields_set else defaults.priority,
+        priority=defaults.priority if new.priority is None else new.priority,
         run_at=new.run_at or defaults.run_at,
         max_attempts=new.max_attempts or defaults.max_attempts,
         context={**defaults.context, **new.context},
@@ -139,12 +140,14 @@ def describe_invalid(errors: Sequence[Any], *, skip: int = 0) -> str:
     return f"`{name}`: {message[0].lower()}{message[1:]}" if name else message
 
 
-def check_lines(stream: BinaryIO, make: Make) -> CheckedLines:
-    """Check every line without submitting any."""
+def check_lines(stream: BinaryIO, make: Make, *, registered: Collection[str] = ()) -> CheckedLines:
+    """Check every line without submitting any. `registered`: the types that the ledger knows."""
     found = CheckedLines()
     for number, raw in _lines(stream):
         try:
-            check_task(make(read_json(raw)))
+            task = make(read_json(raw))
+            if check_task(task).batch is None and task.type not in registered:
+                find(task.type)  # raises UnknownType
             found.good += 1
         except Misuse as error:
             found.bad += 1

@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from sqlalchemy import Engine
 
+import settings
 from models.driver_values import array, array_of_ids
 from models.errors import CeleriacError, LedgerBusy
 from models.prepared_statements import Prepared
@@ -37,16 +38,18 @@ from outbox.after_commit import begin, begin_autocommit
 from outbox.lease import Db, connection_of
 from tasks.core import wakeups
 from tasks.core.holders import actor
+from tasks.core.registered_types import registered_queues, registered_type_names
+from tasks.core.registry import UnknownType, handlers
 from tasks.core.task_ids import fresh_id, keyed_id
-from tasks.submission.envelope import CheckedTask, NewTask, check_task
+from tasks.submission.envelope import CheckedTask, NewTask, UnknownQueue, check_task
 
 CHUNK: Final = 1000
 
 # submit: → QUEUED. The function is in models/migrations/versions/0001_ledger.sql.
 SUBMIT: Final = Prepared("""
-    SELECT statuses, same, wakeup_ids, wakeups FROM ledger.ingest_submit_many(
+    SELECT statuses, same, wakeup_ids, wakeups, unknown_type, unknown_queue FROM ledger.ingest_submit_many(
         :ids, :types, :payloads, :contexts, :queues, :priorities, :keys, :max_attempts, :run_ats, :delays, :notifies,
-        :partition_keys, :turns, :batches, :actor, :wakeup_holder, :wakeup_token, :wakeup_seconds, :wakeup_queues)
+        :partition_keys, :turns, :batches, :actor, :wakeup_holder, :wakeup_token, :wakeup_seconds, :wakeup_queues, true)
 """)
 DRAW_TURNS: Final = sql("SELECT ledger.ingest_draw_turns(:keys)")
 # undo: QUEUED → deleted, for tasks that this transaction has just submitted.
@@ -88,7 +91,7 @@ def submit(
     *,
     key: str | None = None,
     queue: str | None = None,
-    priority: int = 5,
+    priority: int | None = None,
     run_at: datetime | timedelta | None = None,
     partition_key: str | None = None,
     max_attempts: int | None = None,
@@ -97,7 +100,9 @@ def submit(
 ) -> Submitted:
     """Submit one task. `run_at` is a time or a duration from now; `notify` names a destination for the final status.
 
-    With an engine, the task is committed when this returns, after one round trip.
+    Without queue, priority and max_attempts, those of the handler apply. A process that does not have the handler takes
+    them from the ledger, where workers have registered them. With an engine, the task is committed when this returns,
+    after one round trip.
     """
     context = {} if context is None else context
     new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context, notify)
@@ -107,7 +112,8 @@ def submit(
 def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitted]:
     """Submit tasks, a thousand per round trip, and return a result for each.
 
-    All tasks are checked first, and all or none are submitted: a conflict deletes those that this call has inserted.
+    All tasks are checked first, and all or none are submitted: a conflict, or a type that is unknown here and in the
+    ledger, deletes those that this call has inserted.
     """
     given = [check_task(new) for new in tasks]
     if isinstance(session, Engine):
@@ -167,7 +173,7 @@ def _submit_chunk(session: Db, chunk: Sequence[CheckedTask], turns: str | None, 
         "payloads": array(each.payload for each in chunk),
         "contexts": array(each.context for each in chunk),
         "queues": array(each.queue for each in chunk),
-        "priorities": array(each.new.priority for each in chunk),
+        "priorities": array(each.priority for each in chunk),
         "keys": array(each.new.key for each in chunk),
         "max_attempts": array(each.max_attempts for each in chunk),
         "run_ats": array(each.run_at for each in chunk),
@@ -177,9 +183,12 @@ def _submit_chunk(session: Db, chunk: Sequence[CheckedTask], turns: str | None, 
         "turns": turns,
         "batches": array(each.batch for each in chunk),
         "actor": actor(),
-        **wakeups.lease_values(session, {each.queue for each in chunk}),
+        **wakeups.lease_values(session, _queues_of(chunk)),
     }
-    statuses, same, wakeup_ids, ours = SUBMIT.row(connection_of(session), values)
+    row = SUBMIT.row(connection_of(session), values)
+    statuses, same, wakeup_ids, ours, unknown_type, unknown_queue = row
+    if unknown_type is not None or unknown_queue is not None:
+        raise _unknown(session, unknown_type, unknown_queue)
     written.wakeup_ids += wakeup_ids or ()
     written.wakeups += ours or ()
     if statuses is None:  # all tasks are new
@@ -187,6 +196,25 @@ def _submit_chunk(session: Db, chunk: Sequence[CheckedTask], turns: str | None, 
         return [Submitted(id_, TaskStatus.QUEUED, created=True) for id_ in ids]
     written.ids += [id_ for id_, status in zip(ids, statuses, strict=True) if status is None]
     return [_existing(*each) for each in zip(ids, statuses, same, strict=True)]
+
+
+def _queues_of(chunk: Sequence[CheckedTask]) -> set[str]:
+    """Return the queues of these tasks; all queues if the ledger is to choose one."""
+    queues = {each.queue for each in chunk}
+    return set(settings.current().ingest_queues) if None in queues else {queue for queue in queues if queue}
+
+
+def _unknown(session: Db, unknown_type: str | None, unknown_queue: str | None) -> CeleriacError:
+    """Return the error for a type or a queue that neither this process nor a worker knows."""
+    connection = connection_of(session)
+    if unknown_type is not None:
+        known = ", ".join(sorted({*handlers(), *registered_type_names(connection)})) or "none"
+        return UnknownType(
+            f"There is no handler for {unknown_type!r}, neither here nor in a worker. Known: {known}. INGEST_HANDLERS"
+            " names the modules with handlers."
+        )
+    queues = ", ".join(registered_queues(connection))
+    return UnknownQueue(f"There is no queue {unknown_queue!r}; the workers know {queues}.")
 
 
 def _existing(id_: uuid.UUID, status: str | None, same: bool) -> Submitted:

@@ -188,8 +188,10 @@ WEST = timezone(timedelta(hours=-12))
         ({"context": {"a": {1}}}, "payload_not_json"),
         ({"context": [("a", 1)]}, "bad_task"),
         ({"context": "text"}, "bad_task"),
-        ({"type": "test.nothing"}, "unknown_type"),
         ({"type": ""}, "unknown_type"),
+        ({"type": "a b"}, "unknown_type"),
+        ({"type": "x" * 1_000_000}, "unknown_type"),
+        ({"type": 17}, "unknown_type"),
         ({"queue": "elsewhere"}, "unknown_queue"),
         ({"queue": "system"}, "unknown_queue"),
         ({"notify": "nowhere"}, "unknown_destination"),
@@ -259,13 +261,14 @@ def test_defaults_come_from_the_handler_and_then_from_the_settings(monkeypatch: 
     monkeypatch.setenv("INGEST_MAX_ATTEMPTS", "4")
     monkeypatch.setenv("INGEST_QUEUES", "ingest,slow")
     settings.current.cache_clear()
-    handler("test.slow", queue="slow", max_attempts=2, batch=7)(work.insert)
+    handler("test.slow", queue="slow", max_attempts=2, batch=7, priority=8)(work.insert)
     try:
         found = check_task(NewTask("test.slow"))
-        assert (found.queue, found.max_attempts, found.batch) == ("slow", 2, 7)
-        found = check_task(NewTask("test.slow", queue="ingest", max_attempts=9))
-        assert (found.queue, found.max_attempts, found.batch) == ("ingest", 9, 7)
-        assert check_task(NewTask("test.insert")).max_attempts == 4
+        assert (found.queue, found.priority, found.max_attempts, found.batch) == ("slow", 8, 2, 7)
+        found = check_task(NewTask("test.slow", queue="ingest", max_attempts=9, priority=0))
+        assert (found.queue, found.priority, found.max_attempts, found.batch) == ("ingest", 0, 9, 7)
+        found = check_task(NewTask("test.insert"))
+        assert (found.queue, found.priority, found.max_attempts, found.batch) == ("ingest", 5, 4, 100)
     finally:
         settings.current.cache_clear()
 

@@ -27,6 +27,7 @@ from tasks.submission.envelope import KEY_LIMIT, check_task
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
 from tests.tasks import work
+from tests.tasks.registrations import registered
 from tests.tasks.work import rows, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("stack")
@@ -60,6 +61,7 @@ def test_a_client_submits_in_its_own_transaction_and_the_relay_publishes_the_wak
 
 
 def test_arguments_that_are_not_given_have_defaults(client: Any) -> None:
+    registered({}, ingest_queues=("ingest", "slow"))
     client.execute("SELECT celeriac.ingest_submit(type => 'any.type', payload => NULL, queue => 'slow', key => 'k')")
     client.connection.commit()
     columns = "type, payload, queue, priority, max_attempts, context, idempotency_key"
