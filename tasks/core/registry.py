@@ -115,7 +115,10 @@ def handler(
     hard_limit_seconds: float | None = None,
     priority: int = DEFAULT_PRIORITY,
 ) -> Callable[[Function], Function]:
-    """Register a function for a type of task."""
+    """Register a function for a type of task. A type has one handler; reloading its module replaces it."""
+
+    if callable(type):
+        raise BadHandler(f'Write @handler("some.type") above {_place(type)}: without a type it would register nothing.')
 
     def register(function: Function) -> Function:
         hard = hard_limit_seconds if hard_limit_seconds is not None else soft_limit_seconds + HARD_AFTER_SOFT_SECONDS
@@ -125,6 +128,10 @@ def handler(
             skip_dead, soft_limit_seconds, hard, priority,
         )  # fmt: skip
         _check(made)
+        before = _registered.get(type)
+        if before and _name(before.function) != _name(function):
+            both = f"{_place(before.function)} and {_place(function)}"
+            raise BadHandler(f"The type {type!r} has two handlers: {both}. Rename the type of one, or remove it.")
         _registered[type] = made
         return function
 
@@ -196,3 +203,14 @@ def _count_arguments(function: Callable[..., Any]) -> int:
     """Return how many positional arguments the function requires."""
     parameters = inspect.signature(function).parameters.values()
     return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _name(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return what stays the same when the module of a function is loaded again."""
+    return getattr(function, "__module__", ""), getattr(function, "__qualname__", repr(function))
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Return the name of a function, and the file and line where it begins."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return ".".join(_name(function)) + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")

@@ -114,12 +114,13 @@ def delivered(ids: Sequence[Any]) -> None:
 @contextmanager
 def handled(type: str, function: Callable[..., Any], **how: Any) -> Iterator[Handler]:
     """Register a handler for the duration of the block."""
-    before = handlers().get(type)
-    handler(type, **how)(function)
+    handlers()
+    before = registry._registered.pop(type, None)  # a type has one handler
     try:
+        handler(type, **how)(function)
         yield handlers()[type]
     finally:
-        del registry._registered[type]
+        registry._registered.pop(type, None)
         if before:
             registry._registered[type] = before
 
