@@ -2,7 +2,7 @@
 
 The payload of a wake-up is {"type": …, "ids": […], "batch": n}; its header "priority" is 0–9. Wake-ups of one type and
 priority that are published together become one message of at most `batch` ids, so that a burst of single tasks becomes
-a few batches.
+a few batches. With a batch of 1 each has a message of its own: that is how isolated tasks are woken.
 
 The payload of a dead letter is {"dead": id, "errorCode": …}. Its queue is declared here and nowhere else: by default a
 worker consumes every queue that celeryconfig.py declares. See docs/protocol.md, The dead-letter queue.

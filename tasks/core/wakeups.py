@@ -3,8 +3,9 @@
 Every statement that makes a task runnable also inserts its wake-up (docs/protocol.md, Wake-up rule). A wake-up is only
 a hint: the claim decides whether the task runs, so a wake-up may be delivered twice or lost without harm. A wake-up
 names tasks of one type, queue, priority and due time, at most one batch of their handler. An isolated task has a
-wake-up of its own. A wake-up that is due now is leased at insert to this process, which publishes it right after the
-commit; if the process dies before, the lease expires and the relay publishes it.
+wake-up of its own with a batch of 1, so that publishers do not combine it with others. A wake-up that is due now is
+leased at insert to this process, which publishes it right after the commit; if the process dies before, the lease
+expires and the relay publishes it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def insert_wakeups(source: str) -> str:
                CASE WHEN leased THEN clock.at + make_interval(secs => :wakeup_seconds) END
         FROM (
             SELECT source.*, due_at IS NULL AND queue = ANY(CAST(:wakeup_queues AS text[])) AS leased,
-                   coalesce(CAST(CAST(:batches AS jsonb) ->> type AS integer), {DEFAULT_BATCH}) AS batch,
+                   CASE WHEN isolated THEN 1
+                        ELSE coalesce(CAST(CAST(:batches AS jsonb) ->> type AS integer), {DEFAULT_BATCH}) END AS batch,
                    row_number() OVER (PARTITION BY queue, type, priority, due_at, isolated ORDER BY id) - 1 AS number
             FROM {source} AS source) AS numbered CROSS JOIN clock
-        GROUP BY queue, type, priority, due_at, batch, leased, clock.at,
-                 CASE WHEN isolated THEN number ELSE number / batch END, isolated
+        GROUP BY queue, type, priority, due_at, batch, leased, clock.at, number / batch, isolated
         RETURNING id, destination, payload, headers, created_at, lease_token),
     wakeups AS (
         SELECT coalesce(jsonb_agg(jsonb_build_array(id, destination, payload, headers, created_at)), '[]') AS ours
