@@ -1,4 +1,4 @@
-"""Checks the workers and beat: is every queue consumed, and do the ticks run without errors?"""
+"""Checks the workers and beat: is every queue consumed and every waiting type known, and do the ticks succeed?"""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         queues = settings.ingest_queues if settings.ingest_queue == "kafka" else ()
         by_kafka = {settings.broker_queue(name) for name in queues}
         yield from _check_queues(consumed, declared, declared - by_kafka)
+    yield from _check_types()
     yield _check_beat()
     yield from _check_ticks()
 
@@ -45,6 +46,26 @@ def _check_queues(
     if unknown := sorted(served - declared):
         remedy = f"known queues are {', '.join(sorted(declared))}; correct the -Q option of your workers"
         yield warn("queues", f"consumed but unknown: {', '.join(unknown)}", remedy)
+
+
+def _check_types() -> Iterator[Finding]:
+    """Report types of waiting tasks that no live worker can run. That is no failure: any SQL client can cause it."""
+    from tasks.core.registered_types import live_workers, unhandled_kinds  # noqa: PLC0415 - as above
+
+    try:
+        with engine().connect() as connection:
+            live, unhandled = live_workers(connection), unhandled_kinds(connection)
+    except ProgrammingError:
+        return  # the check of the schema has reported it
+    if not live:
+        return  # the check of the workers has reported it
+    if not unhandled:
+        yield ok("types", "live workers know every type that waits")
+    for queue, type_ in unhandled:
+        remedy = (
+            "add the module with its handler to INGEST_HANDLERS of a worker, and restart it; see `manage.py handlers`"
+        )
+        yield warn("types", f"tasks of the type {type_} wait in {queue}, and no live worker knows it there", remedy)
 
 
 def _check_beat() -> Finding:

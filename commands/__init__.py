@@ -19,6 +19,7 @@ from commands import (
     dead_tasks,
     demo,
     documents,
+    handlers,
     kafka_worker,
     migrate,
     outbox,
@@ -66,7 +67,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, migrate, check, config, submit, tasks, show, stats, dead_tasks, documents, reclaim, relay,
+    stack, migrate, check, config, handlers, submit, tasks, show, stats, dead_tasks, documents, reclaim, relay,
     kafka_worker, outbox, token, bench, demo,
 )  # fmt: skip
 for subject in SUBJECTS:

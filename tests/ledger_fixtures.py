@@ -23,6 +23,7 @@ from tests.servers import ServersOfTests
 from tests.tasks.celery_settings import celery_settings
 from tests.tasks.deliveries import BatchClock, clean_sink
 from tests.tasks.held import Held
+from tests.tasks.registrations import no_worker_processes
 
 RABBITMQ = pytest.param("celery_rabbitmq_broker", marks=pytest.mark.guarantee)
 
@@ -78,7 +79,7 @@ def _wakeups_are_published() -> Iterator[None]:
 @pytest.fixture
 def ledger(stack: ServersOfTests) -> Iterator[ServersOfTests]:
     """The stack with the handlers of the tests and an empty sink, for tests without a worker process."""
-    with clean_sink():
+    with clean_sink(), no_worker_processes():
         yield stack
     failpoint.arm()
 

@@ -1,4 +1,5 @@
-"""Read everything that the ledger knows about one task: envelope, history, lease, unsent wake-ups, audits, blocker.
+"""Read everything that the ledger knows about one task: envelope, history, lease, unsent wake-ups, audits, blocker;
+and which workers are live.
 
 `tasks/operations/why_waiting.py` explains from this, and from the broker's state, why the task is not running.
 """
@@ -19,6 +20,7 @@ from models.status import EventStatus, TaskStatus
 from outbox.destinations import CELERY
 from tasks.core.due_times import TIME
 from tasks.core.partition_keys import BLOCKS, skipping
+from tasks.core.registered_types import LiveWorker, live_workers
 from tasks.core.registry import handlers
 from tasks.operations.listing import ListedTask, UnknownTask, columns_of
 
@@ -124,6 +126,7 @@ class Details:
     audits: list[Audit]
     pause: Pause | None
     blocker: Blocker | None
+    live_workers: list[LiveWorker]
     now: datetime
 
 
@@ -181,6 +184,7 @@ def read_details(connection: Connection, task_id: uuid.UUID) -> Details:
         _rows(connection, Audit, AUDITS, id=task_id),
         next(iter(_rows(connection, Pause, PAUSE, queue=task.queue)), None),
         next(iter(_rows(connection, Blocker, BLOCKER, **ahead)), None) if is_open else None,
+        live_workers(connection),
         at,
     )
 

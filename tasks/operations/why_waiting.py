@@ -21,6 +21,7 @@ from tasks.operations.listing import FINAL
 from tasks.operations.task_details import Blocker, Details, UnsentWakeup
 
 PATIENCE_SECONDS: Final = 1.0
+SHOWN_WORKERS: Final = 3
 
 
 class ReasonCode(StrEnum):
@@ -122,9 +123,23 @@ def _before_its_queue(details: Details, settings: Settings, known_types: Collect
     if task.queue not in settings.ingest_queues:
         known = ", ".join(settings.ingest_queues)
         yield ReasonCode.UNKNOWN_QUEUE, f"Its queue {task.queue!r} is not in INGEST_QUEUES ({known})."
-    if task.type not in known_types:
-        missing = f"There is no handler for {task.type!r} here. Add its module to INGEST_HANDLERS."
+    if missing := _missing_handler(details, known_types):
         yield ReasonCode.UNKNOWN_HANDLER, missing
+
+
+def _missing_handler(details: Details, known_types: Collection[str]) -> str | None:
+    """Return a sentence if no live worker can run the task. If no worker is registered, ask this process instead."""
+    type_, queue = details.task.type, details.task.queue
+    add = "Add the module with its handler to INGEST_HANDLERS"
+    if not details.live_workers:
+        return None if type_ in known_types else f"There is no handler for {type_!r} here. {add}."
+    knowing = [each for each in details.live_workers if type_ in each.types]
+    if not knowing:
+        return f"No live worker knows the type {type_!r}. {add} and restart the workers."
+    if not any(queue in each.queues for each in knowing):
+        names = ", ".join(each.worker for each in knowing[:SHOWN_WORKERS])
+        return f"No live worker that consumes the queue {queue!r} knows the type {type_!r}; {names} knows it."
+    return None
 
 
 def _in_its_queue(details: Details, settings: Settings, queue: QueueState) -> Iterator[Found]:

@@ -22,10 +22,13 @@ from checks.result import Finding, Level
 from models.engine import engine
 from models.errors import Unreachable
 from models.schema import head_revision, known_revisions, migrate
+from models.sql import sql
 from settings import ROOT
+from tasks.core.registry import handlers
 from tasks.recovery.tick_rows import BEAT, record_tick
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
+from tests.tasks.registrations import handler_of, registered
 
 
 def problems(findings: Iterator[Finding]) -> dict[str, Level]:
@@ -135,6 +138,19 @@ def test_a_queue_without_a_worker_fails() -> None:
     assert problems(workers._check_queues({"w@h": {"ingest"}}, declared)) == {"queues": Level.FAIL}
     assert problems(workers._check_queues({"w@h": {"ingest", "system", "ingets"}}, declared)) == {"queues": Level.WARN}
     assert problems(workers._check_queues({"w@h": {"system"}}, declared, {"system"})) == {}  # Kafka carries the others
+
+
+def test_a_waiting_type_that_no_live_worker_knows_is_a_warning_that_names_it(stack: ServersOfTests) -> None:
+    with engine().begin() as connection:
+        connection.execute(
+            sql("SELECT ledger.ingest_submit('demo.flaky', '{}'), ledger.ingest_submit('un.known', '{}')")
+        )
+    registered(handlers())
+    (finding,) = workers._check_types()
+    assert (finding.name, finding.level) == ("types", Level.WARN)
+    assert finding.message == "tasks of the type un.known wait in ingest, and no live worker knows it there"
+    registered(handler_of("un.known"), name="another:2")
+    assert [each.level for each in workers._check_types()] == [Level.OK]
 
 
 def test_a_foreign_module_with_one_of_our_names_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ ROOT_COMMAND: Any = typer.main.get_command(commands.app)
 CONTRACT = {
     "up", "down", "ps", "env", "migrate", "check", "stats", "submit", "tasks", "show", "retry-now", "requeue-dead",
     "discard-dead", "relay", "reclaim", "rebuild-broker", "outbox", "documents", "ingest", "search", "token", "bench",
+    "handlers",
 }  # fmt: skip
 INTERNAL_WORDS = re.compile(r"\b(claims?|leases?|guard|fence|settles?|ring|isolated|charged)\b", re.I)
 

@@ -17,6 +17,7 @@ from tests.nodes.kafka import KafkaCluster
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import clean_sink
 from tests.tasks.kafka.topic import Topic
+from tests.tasks.registrations import no_worker_processes
 
 PARTITIONS: Final = 3
 _numbers: Final = itertools.count()
@@ -42,7 +43,7 @@ def topic(cluster: KafkaCluster, stack: ServersOfTests, monkeypatch: pytest.Monk
     monkeypatch.setenv("KAFKA_GROUP", f"group of {name}")
     monkeypatch.setenv("KAFKA_OPTIONS", json.dumps({"session.timeout.ms": "500", "heartbeat.interval.ms": "100"}))
     settings.current.cache_clear()
-    with clean_sink():
+    with clean_sink(), no_worker_processes():
         yield Topic(cluster, name, stack)
 
 

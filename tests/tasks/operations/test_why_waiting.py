@@ -14,6 +14,7 @@ from models.engine import engine
 from models.errors import Unreachable
 from models.sql import sql
 from tasks import broker
+from tasks.core.registered_types import LIVE_SECONDS
 from tasks.core.registry import handlers
 from tasks.execution import claim
 from tasks.execution.deliver import ingest
@@ -24,6 +25,7 @@ from tasks.submission.envelope import NewTask, TaskEnvelope
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks.command_line import DIES, FLAKY, dead, submitted
+from tests.tasks.registrations import handler_of, no_worker_processes, registered
 
 CONSUMED = QueueState(waiting=0, consumers=frozenset({"worker@here"}))
 MINUTE = timedelta(minutes=1)
@@ -76,8 +78,8 @@ def test_a_task_that_is_not_due_has_its_other_reasons_too(stack: ServersOfTests)
 
 def test_an_unknown_type_and_an_unknown_queue_are_named(stack: ServersOfTests) -> None:
     with engine().begin() as connection:
-        submit = sql("SELECT ledger.ingest_submit('unknown.type', '{}', NULL, 'nowhere')")
-        task = connection.execute(submit).scalar_one()
+        task = connection.execute(sql("SELECT ledger.ingest_submit('unknown.type', '{}')")).scalar_one()
+        connection.execute(sql("UPDATE ledger.ingest_task SET queue = 'nowhere'"))  # INGEST_QUEUES has lost it
     found = asked(task)
     assert "'unknown.type'" in found[ReasonCode.UNKNOWN_HANDLER]
     assert "'nowhere'" in found[ReasonCode.UNKNOWN_QUEUE]
@@ -143,5 +145,24 @@ def test_the_envelope_of_a_stored_task_can_be_submitted_again(stack: ServersOfTe
     assert envelope["retry"] == {"count": 0, "max": 3, "nextAttemptAt": None}
     assert "leaseToken" not in envelope
     again = TaskEnvelope.model_validate(envelope).new_task()
-    expected = NewTask(FLAKY, DIES, key="invoice 17", queue="ingest", context={"traceId": "t1"}, max_attempts=3)
-    assert again == expected
+    kept = {"queue": "ingest", "priority": 5, "max_attempts": 3}
+    assert again == NewTask(FLAKY, DIES, key="invoice 17", context={"traceId": "t1"}, **kept)
+
+
+def test_a_type_that_no_live_worker_knows_is_a_reason_although_this_process_has_its_handler(
+    stack: ServersOfTests,
+) -> None:
+    with no_worker_processes():
+        (task,) = submitted({})
+        assert ReasonCode.UNKNOWN_HANDLER not in asked(task)  # no worker is registered: `no_worker` is the reason
+        registered(handler_of("another.type"), name="one:1")
+        assert asked(task)[ReasonCode.UNKNOWN_HANDLER].startswith(f"No live worker knows the type '{FLAKY}'.")
+        slow = {"ingest_queues": ("ingest", "slow"), "consumed": ("slow",)}
+        registered(handler_of(FLAKY), name="two:1", **slow)
+        found = asked(task)[ReasonCode.UNKNOWN_HANDLER]
+        assert found == f"No live worker that consumes the queue 'ingest' knows the type '{FLAKY}'; two:1 knows it."
+        registered(handler_of(FLAKY), name="three:1")
+        assert ReasonCode.UNKNOWN_HANDLER not in asked(task)
+        move(stack, LIVE_SECONDS + 1)
+        registered(handler_of("another.type"), name="one:1")
+        assert ReasonCode.UNKNOWN_HANDLER in asked(task)
