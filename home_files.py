@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Final
+from urllib.parse import unquote, urlsplit
 
+# The embedded servers listen here; PostgreSQL has this role and database.
+HOST: Final = "127.0.0.1"
+ROLE: Final = "celeriac"
+DATABASE: Final = "celeriac"
 MARK: Final = "MARK"  # key in stack.json that identifies the folder and the boot of the machine
 
 
@@ -23,6 +29,22 @@ class SettingsError(Exception):
     @property
     def message(self) -> str:
         return str(self)
+
+
+def is_printed(variable: str, url: str, secrets: Mapping[str, str]) -> bool:
+    """Return whether `manage.py env` prints this address for a home with these secrets; its port may have changed.
+
+    Another database on the same server is not such an address.
+    """
+    try:
+        address = urlsplit(url)
+        found = (address.username or "", unquote(address.password or ""), address.hostname, address.path)
+    except ValueError:
+        return False
+    if variable == "DATABASE_URL":
+        ours = (ROLE, secrets.get("postgres"), HOST, f"/{DATABASE}")
+        return found == ours and not address.query and address.scheme.partition("+")[0] in ("postgresql", "postgres")
+    return found == ("", secrets.get("redis"), HOST, "/0") and not address.query and address.scheme == "redis"
 
 
 def read_stack(home: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +30,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as NotParsed
 
 from home_files import SettingsError as SettingsError  # noqa: PLC0414 - other modules import it from here
-from home_files import read_json, read_stack
+from home_files import is_printed, read_json, read_stack
 
 ROOT: Final = Path(__file__).resolve().parent
 LOOK_UP_SECONDS: Final = 1.0
@@ -310,7 +310,7 @@ class Settings(BaseSettings):
     def given(self, variable: str) -> str:
         """Return the address in the environment; empty if it is one that `manage.py env` printed for this home."""
         url: str = getattr(self, f"given_{variable.lower()}").strip()
-        return "" if url and _password(url) in self.secrets.values() else url
+        return "" if url and is_printed(variable, url, self.secrets) else url
 
     def server_url(self, variable: str) -> str:
         """Return an address, looked up again every second: a stack that was restarted may have other ports."""
@@ -373,13 +373,6 @@ def _sentence(error: Any) -> str:
     name = next((known for known in names if known in os.environ), name)
     message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message[0].lower()}{message[1:]}."
-
-
-def _password(url: str) -> str:
-    try:
-        return unquote(urlsplit(url).password or "")
-    except ValueError:
-        return ""
 
 
 def _listed(words: tuple[str, ...]) -> str:

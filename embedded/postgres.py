@@ -21,11 +21,9 @@ import settings
 from child_process import OwnProcess
 from embedded.home import Home
 from embedded.postgres_account import PostgresAccount, PostgresUnusable, choose_account
+from home_files import DATABASE, HOST, ROLE
 
 MAJOR: Final = "18"
-HOST: Final = "127.0.0.1"
-DATABASE: Final = "celeriac"
-ROLE: Final = "celeriac"
 SUPERUSER: Final = "postgres"
 
 # Durable: the ledger must not lose a commit.

@@ -18,9 +18,9 @@ import redis
 
 import settings
 from embedded.home import Home
+from home_files import HOST
 from models.errors import CeleriacError
 
-HOST: Final = "127.0.0.1"
 OLDEST: Final = (6, 2)
 
 # Nothing is written to disk: the ledger holds all truth, and sends lost wake-ups again.

@@ -139,6 +139,36 @@ def test_an_address_printed_by_env_does_not_override_the_stack_after_its_port_ch
     assert Settings().broker_url == "redis://:other@127.0.0.1:1/0"
 
 
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg2"])
+def test_another_database_on_the_embedded_server_is_not_ignored(
+    scheme: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "secrets.json").write_text(json.dumps({"postgres": "s3cret", "postgres_superuser": "r00t"}))
+    ours = "postgresql://celeriac:s3cret@127.0.0.1:1/celeriac"
+    (tmp_path / "stack.json").write_text(json.dumps({"DATABASE_URL": ours}))
+    printed = ours.replace("postgresql", scheme)
+    for given, is_ours in {
+        printed: True,
+        printed.replace(":1/", ":2/"): True,  # printed before a restart
+        printed.replace("/celeriac", "/shop"): False,
+        printed.replace("//celeriac:s3cret", "//postgres:r00t"): False,
+        printed.replace("s3cret", "other"): False,
+        printed.replace("127.0.0.1", "db.example"): False,
+        f"{printed}?sslmode=require": False,
+    }.items():
+        monkeypatch.setenv("DATABASE_URL", given)
+        assert Settings().given("DATABASE_URL") == ("" if is_ours else given)
+
+
+@pytest.mark.parametrize("given", ["redis://:s3cret@127.0.0.1:1/5", "rediss://:s3cret@127.0.0.1:1/0"])
+def test_another_database_on_the_embedded_redis_is_not_ignored(
+    given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "secrets.json").write_text(json.dumps({"redis": "s3cret"}))
+    monkeypatch.setenv("BROKER_URL", given)
+    assert Settings().given("BROKER_URL") == given
+
+
 def test_a_relative_home_is_relative_to_the_project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CELERIAC_HOME", "elsewhere")
     monkeypatch.chdir(tmp_path)
