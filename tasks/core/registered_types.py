@@ -166,10 +166,11 @@ def live_workers(connection: Connection) -> list[LiveWorker]:
 def registered_types(connection: Connection) -> list[RegisteredType]:
     """Return all types that workers have registered, by name."""
     live = live_workers(connection)
-    return [
-        RegisteredType(*row, workers=[each.worker for each in live if row.type in each.types])
-        for row in connection.execute(TYPES)
-    ]
+    found = []
+    for type_, queue, max_attempts, batch, priority, seen_at in connection.execute(TYPES):
+        workers = [each.worker for each in live if type_ in each.types]
+        found.append(RegisteredType(type_, queue, max_attempts, batch, priority, seen_at, workers))
+    return found
 
 
 def registered_type_names(connection: Connection) -> list[str]:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from models import api_tokens, chats, documents, outbox, queues, sinks, streams, tasks, ticks
+from models import api_tokens, chats, documents, outbox, queues, sinks, streams, task_types, tasks, ticks
 from models.engine import make_engine
 from models.sql import sql
 from models.status import EventStatus, TaskStatus
@@ -28,6 +28,8 @@ SHARD = "INSERT INTO ledger.shard_lease (stream{0}) VALUES ('s'{1})"
 TOKEN = "INSERT INTO ledger.api_token (name{0}) VALUES ('n'{1})"
 CHAT = "INSERT INTO ledger.chat (first_user_id{0}) VALUES ('b'{1})"
 LIMIT = "INSERT INTO ledger.queue_limit (queue{0}) VALUES ('q'{1})"
+TYPE = "INSERT INTO ledger.task_type (type, queue{0}) VALUES ('t', 'q'{1})"
+QUEUE = "INSERT INTO ledger.task_queue (queue{0}) VALUES ('q'{1})"
 CHECKPOINT = "INSERT INTO ledger.checkpoint (stream{0}) VALUES ('s'{1})"
 LEASE = (
     "INSERT INTO ledger.task_lease (token, holder, lease_until, task_ids, type, queue{0})"
@@ -95,6 +97,10 @@ INCONSISTENT = [
     ("shard", SHARD, {"shard": "-1"}),
     ("shard", CHECKPOINT, {"shard": "-1"}),
     ("max_running", LIMIT, {"max_running": "-1"}),
+    ("max_attempts", TYPE, {"max_attempts": "0", "batch": "1", "priority": "5"}),
+    ("batch", TYPE, {"max_attempts": "1", "batch": "0", "priority": "5"}),
+    ("priority", TYPE, {"max_attempts": "1", "batch": "1", "priority": "10"}),
+    ("max_attempts", QUEUE, {"max_attempts": "0"}),
     ("token_sha256", TOKEN, {"token_sha256": "'cleartext'"}),
     ("user_order", CHAT, {"second_user_id": "'a'"}),
 ]
@@ -118,6 +124,8 @@ CONSISTENT = [
     (CHAT, {"second_user_id": "'b'"}),
     (LEASE, {"priority": "5"}),
     (LIMIT, {"max_running": "0"}),
+    (TYPE, {"max_attempts": "1", "batch": "1", "priority": "0"}),
+    (QUEUE, {"max_attempts": "1"}),
     (CHECKPOINT, {}),
 ]
 
@@ -257,6 +265,9 @@ def test_every_table_can_be_written_and_read_through_its_model(connection: Conne
         ticks.Tick(name="relay"),
         queues.QueuePause(queue="q"),
         queues.QueueLimit(queue="q", max_running=1),
+        task_types.TaskType(type="t", queue="q", max_attempts=3, batch=1, priority=5),
+        task_types.TaskQueue(queue="q", max_attempts=10),
+        task_types.TaskWorker(worker="w", queues=["q"], types=["t"]),
         api_tokens.ApiToken(name="n", token_sha256=bytes(32), scopes=["tasks:write"]),
     ]
     assert {type(row).__tablename__ for row in rows} | {"ledger_clock"} == {

@@ -145,7 +145,7 @@ def test_the_envelope_of_a_stored_task_can_be_submitted_again(stack: ServersOfTe
     assert envelope["retry"] == {"count": 0, "max": 3, "nextAttemptAt": None}
     assert "leaseToken" not in envelope
     again = TaskEnvelope.model_validate(envelope).new_task()
-    kept = {"queue": "ingest", "priority": 5, "max_attempts": 3}
+    kept: dict[str, Any] = {"queue": "ingest", "priority": 5, "max_attempts": 3}
     assert again == NewTask(FLAKY, DIES, key="invoice 17", context={"traceId": "t1"}, **kept)
 
 

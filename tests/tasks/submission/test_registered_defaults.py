@@ -24,7 +24,7 @@ from tests.tasks.work import rows, wakeups
 pytestmark = pytest.mark.usefixtures("stack")
 COLUMNS = "type, queue, priority, max_attempts"
 REMOTE = {"queue": "slow", "priority": 8, "max_attempts": 3, "batch": 2}
-QUEUES = {"ingest_queues": ("ingest", "slow")}
+QUEUES: dict[str, Any] = {"ingest_queues": ("ingest", "slow")}
 
 
 @pytest.fixture
