@@ -1,7 +1,7 @@
 """Who owns a task. A task that was submitted over HTTP has the name of its token in `context.principal`.
 
 The API writes the principal, whatever the client sent, and puts it before the idempotency key (`principal:key`), so the
-same key of two principals names two tasks. A token with `tasks:read` sees the tasks of its own principal, a token with
+same key of two principals names two tasks. It submits only types that the token allows. A token with `tasks:read` sees the tasks of its own principal, a token with
 `tasks:read-all` sees all tasks. A task that a token may not see is answered like a task that does not exist.
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 from sqlalchemy import Connection, func, select
 from sqlalchemy.orm import Session
 
+import workflows
 from api.tokens import Scope, Token
 from tasks.operations.listing import UnknownTask
 from tasks.operations.task_details import StoredTask, read_task
@@ -26,7 +27,13 @@ LOCK_SECONDS: Final = 10.0
 
 
 def submit_for(session: Session, token: Token, new: NewTask, *, key: str | None = None) -> Submitted:
-    """Submit a task for the token's principal. `key` comes from the header; the task may name the same key itself."""
+    """Submit a task for the token's principal. `key` comes from the header; the task may name the same key itself.
+
+    A type that the token does not allow, and a workflow that cannot run, are rejected on every route.
+    """
+    token.require_type(new.type)
+    if new.type == workflows.TYPE:
+        workflows.check(new.payload)
     if key is not None and new.key not in (None, key):
         raise BadTask("The header Idempotency-Key and context.idempotencyKey differ; send only one of them.")
     key = new.key if key is None else key

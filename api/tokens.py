@@ -5,6 +5,12 @@ moment on. Only the SHA-256 of a token is stored. It is looked up by that hash, 
 secret of 256 random bits needs no slow hash. `last_used_at` is exact to a minute, so that not every request writes.
 
 A name can be used again after its token was revoked or has expired. The new token is the same principal.
+
+A token may submit a type of task if
+
+    the type has a scope of its own (`SCOPE_OF_TYPE`)    the token has that scope
+    any other type                                       one of the token's patterns (`--type 'invoice.*'`) matches the
+                                                         type, or the token has no patterns
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Final
 
 from sqlalchemy import Connection, Engine
@@ -28,6 +35,7 @@ PREFIX: Final = "celeriac_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 # No colon, because `principal:key` must have one reading only.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
+_PATTERN: Final = re.compile(r"[A-Za-z0-9_.:*?!\[\]-]{1,100}")  # the characters of a type, and * ? [ ] !
 RECORD_USE_SECONDS: Final = 60
 LONGEST: Final = timedelta(days=36_500)
 
@@ -41,6 +49,15 @@ class Scope(StrEnum):
     WORKFLOWS_SUBMIT = "workflows:submit"
     DOCUMENTS_WRITE = "documents:write"
     DOCUMENTS_READ = "documents:read"  # all documents: they are shared
+    HTTP_REQUEST = "http:request"  # tasks that send a request to a destination of OUTBOX_DESTINATIONS
+
+
+# Built-in types that reach more than the ledger. `tasks:submit` alone does not cover them, on any route.
+SCOPE_OF_TYPE: Final = {
+    "workflow.execute": Scope.WORKFLOWS_SUBMIT,
+    "document.ingest": Scope.DOCUMENTS_WRITE,
+    "http.request": Scope.HTTP_REQUEST,
+}
 
 
 class Unauthenticated(CeleriacError):
@@ -57,11 +74,11 @@ class Unauthenticated(CeleriacError):
 class Forbidden(CeleriacError):
     """The token does not allow this.
 
-    The token lacks the scope that the route needs.
+    The token lacks the scope that the route or the type of the task needs, or its list of types does not have the type.
     """
 
     code = "forbidden"
-    remedy = "Use a token that has the scope which the message names; `manage.py token list` shows the scopes."
+    remedy = "Use a token with the scope or type that the message names; `manage.py token list` shows both."
     http_status = 403
 
 
@@ -93,10 +110,21 @@ class Token:
 
     name: str
     scopes: frozenset[str]
+    types: tuple[str, ...] = ()  # patterns of the types that `tasks:submit` covers; empty: any
 
     def has_scope(self, *any_of: Scope) -> bool:
         """Return True if it has one of the scopes."""
         return not self.scopes.isdisjoint(any_of)
+
+    def require_type(self, type: str) -> None:
+        """Raise Forbidden unless the token may submit tasks of this type."""
+        scope = SCOPE_OF_TYPE.get(type)
+        if scope is not None:
+            if not self.has_scope(scope):
+                raise Forbidden(f"The token {self.name} lacks the scope {scope}, which the type {type} needs.")
+        elif self.types and not any(fnmatchcase(type, pattern) for pattern in self.types):
+            allowed = ", ".join(self.types)
+            raise Forbidden(f"The token {self.name} may submit only these types: {allowed}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +132,7 @@ class ListedToken:
     name: str
     state: str  # active, expired, revoked
     scopes: list[str]
+    types: list[str]
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -113,11 +142,12 @@ class ListedToken:
 # create: insert a token, or replace one that is revoked or expired.
 CREATE: Final = sql("""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
-    INSERT INTO ledger.api_token (name, token_sha256, scopes, created_at, expires_at)
-    SELECT :name, :sha, CAST(:scopes AS text[]), at, at + CAST(:expires_in AS interval) FROM clock
+    INSERT INTO ledger.api_token (name, token_sha256, scopes, types, created_at, expires_at)
+    SELECT :name, :sha, CAST(:scopes AS text[]), CAST(:types AS text[]), at, at + CAST(:expires_in AS interval)
+    FROM clock
     ON CONFLICT (name) DO UPDATE
-        SET token_sha256 = excluded.token_sha256, scopes = excluded.scopes, created_at = excluded.created_at,
-            expires_at = excluded.expires_at, revoked_at = NULL, last_used_at = NULL
+        SET token_sha256 = excluded.token_sha256, scopes = excluded.scopes, types = excluded.types,
+            created_at = excluded.created_at, expires_at = excluded.expires_at, revoked_at = NULL, last_used_at = NULL
         WHERE api_token.revoked_at IS NOT NULL OR api_token.expires_at <= excluded.created_at
     RETURNING expires_at
 """)
@@ -126,7 +156,7 @@ LIST: Final = sql("""
     SELECT name,
            CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
                 WHEN expires_at <= (SELECT ledger.ledger_now()) THEN 'expired' ELSE 'active' END,
-           scopes, created_at, expires_at, revoked_at, last_used_at
+           scopes, types, created_at, expires_at, revoked_at, last_used_at
     FROM ledger.api_token ORDER BY name
 """)
 
@@ -136,7 +166,7 @@ REVOKE: Final = sql("""
 
 LOOK_UP: Final = sql("""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
-    SELECT name, scopes, token_sha256, revoked_at IS NOT NULL AS is_revoked,
+    SELECT name, scopes, types, token_sha256, revoked_at IS NOT NULL AS is_revoked,
            coalesce(expires_at <= at, false) AS is_expired,
            coalesce(last_used_at <= at - make_interval(secs => :every), true) AS is_stale
     FROM ledger.api_token CROSS JOIN clock WHERE token_sha256 = :sha
@@ -154,7 +184,12 @@ RECORD_USE: Final = sql("""
 
 
 def create(
-    connection: Connection, name: str, *, scopes: Collection[str], expires_in: timedelta | None = None
+    connection: Connection,
+    name: str,
+    *,
+    scopes: Collection[str],
+    types: Collection[str] = (),
+    expires_in: timedelta | None = None,
 ) -> tuple[str, datetime | None]:
     """Create a token and return its secret, which cannot be read again, and its expiry."""
     if not _NAME.fullmatch(name):
@@ -163,10 +198,17 @@ def create(
         raise Misuse(f"There is no scope {unknown[0]!r}. Known: {', '.join(Scope)}.")
     if not scopes:
         raise Misuse(f"A token needs at least one scope. Known: {', '.join(Scope)}.")
+    _check_types(scopes, types)
     if expires_in is not None and not timedelta() < expires_in <= LONGEST:
         raise Misuse("A token must expire after at least one second and at most a hundred years.")
     token = PREFIX + secrets.token_urlsafe(32)
-    values = {"name": name, "sha": _sha(token), "scopes": sorted(set(scopes)), "expires_in": expires_in}
+    values = {
+        "name": name,
+        "sha": _sha(token),
+        "scopes": sorted(set(scopes)),
+        "types": sorted(set(types)),
+        "expires_in": expires_in,
+    }
     created = connection.execute(CREATE, values).one_or_none()
     if created is None:
         raise TokenExists(f"A valid token {name!r} exists: revoke it first, or choose another name.")
@@ -201,7 +243,17 @@ def authenticate(engine: Engine, secret: str) -> Token:
         if found.is_stale:
             connection.execute(RECORD_USE, values)
             connection.commit()
-    return Token(found.name, frozenset(found.scopes))
+    return Token(found.name, frozenset(found.scopes), tuple(found.types))
+
+
+def _check_types(scopes: Collection[str], types: Collection[str]) -> None:
+    if types and Scope.TASKS_SUBMIT not in scopes:
+        raise Misuse(f"A list of types has no effect without the scope {Scope.TASKS_SUBMIT}.")
+    for pattern in types:
+        if not _PATTERN.fullmatch(pattern):
+            raise Misuse(f"{pattern[:100]!r} is not a pattern of types: use letters, digits, . _ : - and * ? [ ].")
+        if (scope := SCOPE_OF_TYPE.get(pattern)) and scope not in scopes:
+            raise Misuse(f"The type {pattern} has a scope of its own: add {scope}.")
 
 
 def _sha(token: str) -> bytes:

@@ -36,6 +36,14 @@ def create(
     scope: Annotated[
         list[str] | None, typer.Option(help="What the token may do; repeat the option for several scopes.")
     ] = None,
+    type: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Type of task that tasks:submit covers, such as 'invoice.*'; repeat the option for several. "
+            "Default: every type without a scope of its own.",
+        ),
+    ] = None,
     expires_in: Annotated[
         timedelta | None,
         typer.Option(
@@ -48,17 +56,22 @@ def create(
 ) -> None:
     """Create a token and print it. It cannot be shown again: only its hash is stored.
 
-    Scopes: tasks:submit, tasks:read (its own tasks), tasks:read-all, workflows:submit, documents:write, documents:read.
+    Scopes: tasks:submit, tasks:read (its own tasks), tasks:read-all, workflows:submit, documents:write, documents:read,
+    http:request. The types workflow.execute, document.ingest and http.request also need the scopes workflows:submit,
+    documents:write and http:request.
 
-    Example: `manage.py token create ci --scope tasks:submit --scope tasks:read --expires-in 30d`
+    Example: `manage.py token create billing --scope tasks:submit --type 'invoice.*' --expires-in 30d`
     """
     from api import tokens
     from models.engine import engine
 
     with engine().begin() as connection:
-        token, expires_at = tokens.create(connection, name, scopes=scope or (), expires_in=expires_in)
+        token, expires_at = tokens.create(
+            connection, name, scopes=scope or (), types=type or (), expires_in=expires_in
+        )
     if as_json:
-        print_json({"name": name, "token": token, "scopes": sorted(set(scope or ())), "expiresAt": expires_at})
+        shown = {"scopes": sorted(set(scope or ())), "types": sorted(set(type or ()))}
+        print_json({"name": name, "token": token, **shown, "expiresAt": expires_at})
         return
     print(token)  # alone on stdout, so that TOKEN=$(manage.py token create …) works
     complain(f"This is the token of {name}. Copy it now; it cannot be shown again.")
@@ -78,12 +91,13 @@ def list_(*, as_json: Json = False) -> None:
         print_json([camel(each) for each in found])
         return
     print_lines(
-        ("name", "state", "scopes", "created (UTC)", "expires (UTC)", "last used (UTC)"),
+        ("name", "state", "scopes", "types", "created (UTC)", "expires (UTC)", "last used (UTC)"),
         [
             (
                 each.name,
                 each.state,
                 " ".join(each.scopes),
+                " ".join(each.types),
                 format_time(each.created_at),
                 format_time(each.expires_at),
                 format_time(each.last_used_at),

@@ -19,6 +19,7 @@ class ApiToken(Base):
     name: Mapped[str] = mapped_column(unique=True)
     token_sha256: Mapped[bytes] = mapped_column(unique=True)
     scopes: Mapped[list[str]] = mapped_column(server_default=text("'{}'"))
+    types: Mapped[list[str]] = mapped_column(server_default=text("'{}'"))  # patterns; empty: any
     created_at: Mapped[Stamp]
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,9 +18,11 @@ FLAKY = "demo.flaky"
 _numbers = itertools.count(1)
 
 
-def make_token(name: str, *scopes: str, expires_in: timedelta | None = None) -> str:
+def make_token(
+    name: str, *scopes: str, types: Collection[str] = (), expires_in: timedelta | None = None
+) -> str:
     with engine().begin() as connection:
-        return tokens.create(connection, name, scopes=scopes or tuple(Scope), expires_in=expires_in)[0]
+        return tokens.create(connection, name, scopes=scopes or tuple(Scope), types=types, expires_in=expires_in)[0]
 
 
 @dataclass

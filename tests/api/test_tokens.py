@@ -26,6 +26,10 @@ INVALID = [  # arguments of `token create`, part of the message
     (("a:b", "--scope", "tasks:read"), "not a valid token name"),
     (("", "--scope", "tasks:read"), "not a valid token name"),
     (("ci\n", "--scope", "tasks:read"), "not a valid token name"),
+    (("ci", "--scope", "tasks:read", "--type", "invoice.*"), "no effect without the scope tasks:submit"),
+    (("ci", "--scope", "tasks:submit", "--type", "a b"), "not a pattern of types"),
+    (("ci", "--scope", "tasks:submit", "--type", ""), "not a pattern of types"),
+    (("ci", "--scope", "tasks:submit", "--type", "http.request"), "add http:request"),
     (("ci", "--scope", "tasks:read", "--expires-in", "0s"), "at least one second"),
     (("ci", "--scope", "tasks:read", "--expires-in", "999999d"), "at most a hundred years"),
     (("ci", "--scope", "tasks:read", "--expires-in", "soon"), "is not a duration"),
@@ -70,6 +74,18 @@ def test_create_and_list_print_the_same_token_as_json() -> None:
     assert lifetime == timedelta(days=30)
     assert listed["expiresAt"] == made["expiresAt"]
     assert listed["revokedAt"] is None
+
+
+def test_the_types_of_a_token_are_stored_listed_and_replaced_with_the_token() -> None:
+    options = ("--scope", "tasks:submit", "--type", "refund.*", "--type", "invoice.*")
+    made = manage("token", "create", "billing", *options, "--json").json
+    assert made["types"] == ["invoice.*", "refund.*"]
+    assert tokens.authenticate(engine(), made["token"]).types == ("invoice.*", "refund.*")
+    assert manage("token", "list", "--json").json[0]["types"] == made["types"]
+    assert "invoice.* refund.*" in manage("token", "list").out
+    manage("token", "revoke", "billing")
+    again = manage("token", "create", "billing", "--scope", "tasks:submit").out.strip()
+    assert tokens.authenticate(engine(), again).types == ()
 
 
 def test_invalid_arguments_create_no_token() -> None:

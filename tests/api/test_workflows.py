@@ -67,7 +67,8 @@ def test_a_workflow_that_cannot_run_is_rejected_before_it_is_stored(caller: Call
 
 def test_the_route_for_tasks_rejects_it_too(callers: Callers) -> None:
     envelope = {"type": "workflow.execute", "payload": {"stages": []}}
-    expect_error(callers(Scope.TASKS_SUBMIT).post("/api/tasks", json=envelope), 400, "bad_workflow")
+    caller = callers(Scope.TASKS_SUBMIT, Scope.WORKFLOWS_SUBMIT)
+    expect_error(caller.post("/api/tasks", json=envelope), 400, "bad_workflow")
 
 
 def test_a_waiting_request_gets_the_result(caller: Caller) -> None:

@@ -414,6 +414,7 @@ CREATE TABLE ledger.api_token (
     name text NOT NULL,
     token_sha256 bytea NOT NULL,
     scopes text[] NOT NULL DEFAULT '{}',
+    types text[] NOT NULL DEFAULT '{}',
     created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     expires_at timestamptz,
     revoked_at timestamptz,
