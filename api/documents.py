@@ -1,6 +1,8 @@
-"""Routes for documents: upload one, read its task, search all of them.
+"""Routes for documents: upload, list, search and delete them, and read their tasks.
 
-Documents are shared: every token that may read documents may read the task of each document.
+A document belongs to the principal that uploaded it. Another principal cannot see, replace or delete it, and may use
+the same name for a document of its own. Documents that were added from Python or the command line are shared: every
+token with `documents:read` finds them, and none can change them.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import documents
 import settings
 from api.authorization import require_scope
 from api.json_responses import JsonResponse, camel
+from api.principals import PRINCIPAL
 from api.submission import receipt
 from api.tasks import parse_task_id
-from api.tokens import Scope
+from api.tokens import Scope, Token
 from models.engine import engine, sessions
 from models.errors import Misuse
 from tasks.operations import task_details
-from tasks.operations.listing import UnknownTask
+from tasks.operations.listing import Cursor, UnknownTask
 from tasks.submission.submit import Submitted
 
 UPLOAD: Final = "/api/knowledge/documents/upload-async"
@@ -32,6 +35,9 @@ NO_FILE: Final = "There is no file: send multipart/form-data with one file in th
 UNKNOWN_TYPE: Final = "application/octet-stream"  # what clients send if they do not know the type
 
 router = APIRouter(prefix="/api/knowledge")
+Writer = Annotated[Token, require_scope(Scope.DOCUMENTS_WRITE)]
+Reader = Annotated[Token, require_scope(Scope.DOCUMENTS_READ)]
+Follower = Annotated[Token, require_scope(Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE)]
 
 
 def upload_limit() -> int:
@@ -39,37 +45,63 @@ def upload_limit() -> int:
     return settings.current().document_max_bytes + MULTIPART_BYTES
 
 
-@router.post(UPLOAD.removeprefix(router.prefix), dependencies=[require_scope(Scope.DOCUMENTS_WRITE)])
-async def upload_async(request: Request) -> JsonResponse:
+@router.post(UPLOAD.removeprefix(router.prefix))
+async def upload_async(request: Request, token: Writer) -> JsonResponse:
     async with request.form(max_files=1, max_fields=10) as form:
         file = form.get("file")
         if not isinstance(file, UploadFile) or not file.filename:
             raise Misuse(NO_FILE)
         name, content = file.filename, await file.read()
         media_type = None if file.content_type == UNKNOWN_TYPE else file.content_type
-    submitted = await run_in_threadpool(_upload, name, content, media_type)
+    submitted = await run_in_threadpool(_upload, token, name, content, media_type)
     return receipt(submitted, location="/api/knowledge/tasks/")
 
 
-@router.get("/tasks/{task_id}", dependencies=[require_scope(Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE)])
-def read_task(task_id: str) -> JsonResponse:
+@router.get("/documents")
+def list_documents(
+    token: Reader,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    before: Annotated[str | None, Query(max_length=100)] = None,
+) -> JsonResponse:
+    """Answer one page, newest change first. `before` of the answer is the cursor of the next page, or null."""
+    cursor = Cursor.parse(before) if before else None
+    start = (cursor.changed_at, cursor.task_id) if cursor else None
+    with engine().connect() as connection:
+        found = documents.list_documents(connection, before=start, limit=limit, visible_to=token.name)
+    last = found[-1] if len(found) == limit else None
+    older = str(Cursor(last.updated_at, last.document_id)) if last else None
+    return JsonResponse({"documents": [camel(each) for each in found], "before": older})
+
+
+@router.delete("/documents")
+def delete_documents(token: Writer, name: Annotated[list[str], Query(min_length=1, max_length=100)]) -> JsonResponse:
+    """Delete documents of the token's principal by name, all or none."""
+    with sessions().begin() as session:
+        deleted = documents.delete(session, name, principal=token.name)
+    return JsonResponse({"deleted": sorted(deleted)})
+
+
+@router.get("/tasks/{task_id}")
+def read_task(task_id: str, token: Follower) -> JsonResponse:
     with engine().connect() as connection:
         task = task_details.read_task(connection, parse_task_id(task_id))
-    if task.type != TYPE:
+    is_visible = token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL, token.name) == token.name
+    if task.type != TYPE or not is_visible:
         raise UnknownTask(task.task_id)
     return JsonResponse(task.envelope())
 
 
-@router.get("/search", dependencies=[require_scope(Scope.DOCUMENTS_READ)])
+@router.get("/search")
 def search(
+    token: Reader,
     q: Annotated[str, Query(min_length=1, max_length=1000)],
     limit: Annotated[int, Query(ge=1, le=100)] = 10,
 ) -> JsonResponse:
     with engine().connect() as connection:
-        hits = documents.search(connection, q, limit=limit)
+        hits = documents.search(connection, q, limit=limit, visible_to=token.name)
     return JsonResponse({"hits": [camel(hit) for hit in hits]})
 
 
-def _upload(name: str, content: bytes, media_type: str | None) -> Submitted:
+def _upload(token: Token, name: str, content: bytes, media_type: str | None) -> Submitted:
     with sessions().begin() as session:
-        return documents.upload(session, name=name, content=content, media_type=media_type)
+        return documents.upload(session, name=name, content=content, media_type=media_type, principal=token.name)

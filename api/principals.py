@@ -1,8 +1,11 @@
 """Who owns a task. A task that was submitted over HTTP has the name of its token in `context.principal`.
 
-The API writes the principal, whatever the client sent, and puts it before the idempotency key (`principal:key`), so the
-same key of two principals names two tasks. It submits only types that the token allows. A token with `tasks:read` sees the tasks of its own principal, a token with
-`tasks:read-all` sees all tasks. A task that a token may not see is answered like a task that does not exist.
+The API writes the principal, whatever the client sent, and puts it before idempotency keys and partition keys
+(`principal:key`). So the same key of two principals names two tasks, and no principal can block the partition key of
+another. It submits only types that the token allows.
+
+A token with `tasks:read` sees the tasks of its own principal, a token with `tasks:read-all` sees all tasks. A task that
+a token may not see is answered like a task that does not exist.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ def submit_for(session: Session, token: Token, new: NewTask, *, key: str | None 
     owned = replace(
         new,
         key=None if key is None else f"{token.name}:{key}",
+        partition_key=None if new.partition_key is None else _own_partition_key(token, new.partition_key),
         context={**new.context, PRINCIPAL: token.name},
     )
     session.execute(select(func.set_config("lock_timeout", f"{round(LOCK_SECONDS * 1000)}ms", True)))
@@ -54,3 +58,10 @@ def read_visible_task(connection: Connection, token: Token, task_id: uuid.UUID) 
     if token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL) == token.name:
         return task
     raise UnknownTask(task_id)
+
+
+def _own_partition_key(token: Token, key: str) -> str:
+    """Return `principal:key`. A key in this form stays as it is, so that a shown task can be submitted again."""
+    if key == "":
+        raise BadTask("The partition key is empty.")
+    return key if key.startswith(f"{token.name}:") else f"{token.name}:{key}"

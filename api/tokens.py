@@ -48,7 +48,7 @@ class Scope(StrEnum):
     TASKS_READ_ALL = "tasks:read-all"
     WORKFLOWS_SUBMIT = "workflows:submit"
     DOCUMENTS_WRITE = "documents:write"
-    DOCUMENTS_READ = "documents:read"  # all documents: they are shared
+    DOCUMENTS_READ = "documents:read"  # the documents of its own principal, and the shared ones
     HTTP_REQUEST = "http:request"  # tasks that send a request to a destination of OUTBOX_DESTINATIONS
 
 

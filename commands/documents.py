@@ -111,7 +111,7 @@ def list_(
         print_json({"documents": [camel(each) for each in found], "before": older})
         return
     print_lines(
-        ("name", "revision", "bytes", "media type", "chunks", "task", "updated (UTC)"),
+        ("name", "revision", "bytes", "media type", "chunks", "task", "updated (UTC)", "principal"),
         [
             (
                 each.name,
@@ -121,6 +121,7 @@ def list_(
                 f"{each.chunks:,}",
                 each.status or "",
                 format_time(each.updated_at),
+                each.principal or "(shared)",
             )
             for each in found
         ],
@@ -156,6 +157,9 @@ def search(
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names, as `documents list` shows them.")],
     *,
+    principal: Annotated[
+        str, typer.Option(metavar="NAME", help="Delete documents that this API token uploaded, not shared ones.")
+    ] = "",
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
@@ -169,13 +173,13 @@ def delete(
     from models.engine import sessions
 
     with sessions().begin() as session:
-        chosen = sorted(lock_documents(session, names).values())
+        chosen = sorted(lock_documents(session, names, principal=principal).values())
     if not dry_run:
         if not yes:
             shown = plain(", ".join(chosen[:SHOWN])) + (", …" if len(chosen) > SHOWN else "")
             confirm(f"Delete {plural(len(chosen), 'document')} ({shown})?", remedy="add --yes.", as_json=as_json)
         with sessions().begin() as session:
-            documents.delete(session, names)
+            documents.delete(session, names, principal=principal)
     if as_json:
         print_json({"dryRun": dry_run, "documents": chosen})
         return

@@ -66,9 +66,7 @@ def create(
     from models.engine import engine
 
     with engine().begin() as connection:
-        token, expires_at = tokens.create(
-            connection, name, scopes=scope or (), types=type or (), expires_in=expires_in
-        )
+        token, expires_at = tokens.create(connection, name, scopes=scope or (), types=type or (), expires_in=expires_in)
     if as_json:
         shown = {"scopes": sorted(set(scope or ())), "types": sorted(set(type or ()))}
         print_json({"name": name, "token": token, **shown, "expiresAt": expires_at})

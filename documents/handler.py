@@ -30,6 +30,8 @@ def ingest_document(task: Task) -> Finish:
     if stored is None:
         _delete_copy(document_id, revision)  # an earlier attempt may have been killed after it had copied the chunks
         raise store.Superseded
+    if task.context.get("principal", stored.principal) != stored.principal:
+        raise store.Superseded  # a task that was submitted over HTTP cannot reach a document of another principal
     options = settings.current()
     try:
         extracted = extract(

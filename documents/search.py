@@ -26,6 +26,8 @@ SEARCH: Final = sql("""
     found AS MATERIALIZED (
         SELECT document_id, position, text, query, ts_rank_cd(words, query, 1 | 32) AS rank
         FROM ledger.document_chunk CROSS JOIN asked WHERE words @@ query
+          AND (CAST(:visible_to AS text) IS NULL OR EXISTS (
+              SELECT FROM ledger.document WHERE id = document_id AND principal IN ('', :visible_to)))
         ORDER BY rank DESC, document_id, position LIMIT :limit)
     SELECT document_id, name, position, rank,
            ts_headline('simple', translate(text, '⟦⟧', '[]'), query,
@@ -47,7 +49,11 @@ class Hit:
     highlight: str  # plain text with ⟦ ⟧ around the words that match
 
 
-def search(connection: Db, words: str, *, limit: int = 10) -> list[Hit]:
+def search(connection: Db, words: str, *, limit: int = 10, visible_to: str | None = None) -> list[Hit]:
     """Return the best chunks. No input is an error, and an empty query finds nothing."""
-    values = {"words": NOT_STORABLE.sub(" ", words)[:MAX_CHARACTERS], "limit": max(1, min(limit, MAX_HITS))}
+    values = {
+        "words": NOT_STORABLE.sub(" ", words)[:MAX_CHARACTERS],
+        "limit": max(1, min(limit, MAX_HITS)),
+        "visible_to": visible_to,
+    }
     return [Hit(*row) for row in connection_of(connection).execute(SEARCH, values)]

@@ -32,15 +32,16 @@ MAX_NAME_BYTES: Final = 1000  # an index holds it
 
 # put: → revision 1, or the next one. Returns no row if nothing has changed; the document is locked all the same.
 PUT: Final = sql("""
-    INSERT INTO ledger.document (name, media_type, sha256, content, size_bytes, created_at, updated_at)
-    SELECT :name, :media_type, :sha256, :content, :size_bytes, at, at FROM (SELECT ledger.ledger_now() AS at) AS clock
-    ON CONFLICT (name) DO UPDATE
+    INSERT INTO ledger.document (principal, name, media_type, sha256, content, size_bytes, created_at, updated_at)
+    SELECT :principal, :name, :media_type, :sha256, :content, :size_bytes, at, at
+    FROM (SELECT ledger.ledger_now() AS at) AS clock
+    ON CONFLICT (principal, name) DO UPDATE
     SET media_type = excluded.media_type, sha256 = excluded.sha256, content = excluded.content,
         size_bytes = excluded.size_bytes, updated_at = excluded.updated_at, revision = document.revision + 1
     WHERE (document.sha256, document.media_type) IS DISTINCT FROM (excluded.sha256, excluded.media_type)
     RETURNING id, revision
 """)
-FIND: Final = sql("SELECT id, revision FROM ledger.document WHERE name = :name")
+FIND: Final = sql("SELECT id, revision FROM ledger.document WHERE principal = :principal AND name = :name")
 
 # bump_revision: → the next revision, with the same content.
 BUMP_REVISION: Final = sql("""
@@ -49,7 +50,7 @@ BUMP_REVISION: Final = sql("""
 """)
 
 READ: Final = sql("""
-    SELECT name, media_type, content FROM ledger.document WHERE id = :id AND revision = :revision
+    SELECT principal, name, media_type, content FROM ledger.document WHERE id = :id AND revision = :revision
 """)
 IS_CURRENT: Final = sql("SELECT count(*) FROM ledger.document WHERE id = :id AND revision = :revision")
 
@@ -63,9 +64,12 @@ ADD_CHUNKS: Final = sql("""
 
 # list: newest change first. The task of the current revision is found by its id, which its idempotency key determines.
 LIST: Final = sql("""
-    SELECT page.id, name, revision, size_bytes, media_type, chunks, task.status, page.updated_at
-    FROM (SELECT id, name, revision, size_bytes, media_type, updated_at FROM ledger.document
-          WHERE (updated_at, id) < (:before_at, :before_id) ORDER BY updated_at DESC, id DESC LIMIT :limit) AS page
+    SELECT page.id, name, revision, size_bytes, media_type, chunks, task.status, page.updated_at,
+           nullif(principal, '')
+    FROM (SELECT id, principal, name, revision, size_bytes, media_type, updated_at FROM ledger.document
+          WHERE (updated_at, id) < (:before_at, :before_id)
+            AND (CAST(:visible_to AS text) IS NULL OR principal IN ('', :visible_to))
+          ORDER BY updated_at DESC, id DESC LIMIT :limit) AS page
     CROSS JOIN LATERAL (SELECT count(*) AS chunks FROM ledger.document_chunk WHERE document_id = page.id) AS counted
     LEFT JOIN ledger.ingest_task AS task ON task.id = ledger.ingest_task_id(:type, page.id || ' ' || revision)
     ORDER BY page.updated_at DESC, page.id DESC
@@ -73,7 +77,8 @@ LIST: Final = sql("""
 
 # lock: in the order of the names, so that two deletions cannot deadlock.
 LOCK: Final = sql("""
-    SELECT id, name FROM ledger.document WHERE name = ANY(CAST(:names AS text[])) ORDER BY name FOR UPDATE
+    SELECT id, name FROM ledger.document WHERE principal = :principal AND name = ANY(CAST(:names AS text[]))
+    ORDER BY name FOR UPDATE
 """)
 DELETE: Final = sql("DELETE FROM ledger.document WHERE id = ANY(CAST(:ids AS uuid[]))")  # its chunks go with it
 
@@ -110,7 +115,7 @@ class UnknownDocument(CeleriacError):
     """
 
     code = "unknown_document"
-    remedy = "Look up the name with `manage.py documents list`."
+    remedy = "Look up the name with `manage.py documents list`, or over HTTP with `GET /api/knowledge/documents`."
     http_status = 404
 
 
@@ -118,6 +123,7 @@ class UnknownDocument(CeleriacError):
 class Stored:
     """A document as it was uploaded."""
 
+    principal: str
     name: str
     media_type: str
     content: bytes
@@ -135,17 +141,19 @@ class ListedDocument:
     chunks: int  # 0 until a first task has succeeded
     status: TaskStatus | None  # of the task of this revision; None: the task was pruned
     updated_at: datetime
+    principal: str | None  # None: shared
 
 
-def upload(session: Db, *, name: str, content: bytes, media_type: str | None = None) -> Submitted:
+def upload(session: Db, *, name: str, content: bytes, media_type: str | None = None, principal: str = "") -> Submitted:
     """Store a document and submit its task, in the caller's transaction.
 
     The same content under the same name returns the existing task, whatever its status. Only if that task was discarded
-    is a new one submitted.
+    is a new one submitted. Documents of different principals may have the same name.
     """
     _check(name, content)
     connection = connection_of(session)
     values = {
+        "principal": principal,
         "name": name,
         "media_type": normalize_media_type(name, media_type),
         "sha256": hashlib.sha256(content).digest(),
@@ -153,17 +161,18 @@ def upload(session: Db, *, name: str, content: bytes, media_type: str | None = N
         "size_bytes": len(content),
     }
     put = connection.execute(PUT, values).first()
-    id_, revision = put or connection.execute(FIND, {"name": name}).one()
-    submitted = _submit(session, id_, revision)
+    id_, revision = put or connection.execute(FIND, {"principal": principal, "name": name}).one()
+    submitted = _submit(session, id_, revision, principal)
     if submitted.status is TaskStatus.DISCARDED:
-        submitted = _submit(session, id_, connection.execute(BUMP_REVISION, {"id": id_}).scalar_one())
+        next_revision = connection.execute(BUMP_REVISION, {"id": id_}).scalar_one()
+        submitted = _submit(session, id_, next_revision, principal)
     return submitted
 
 
 def read(connection: Db, document_id: uuid.UUID, revision: int) -> Stored | None:
     """Return None if the document was deleted or another revision is current."""
     row = connection_of(connection).execute(READ, {"id": document_id, "revision": revision}).first()
-    return Stored(row.name, row.media_type, bytes(row.content)) if row else None
+    return Stored(row.principal, row.name, row.media_type, bytes(row.content)) if row else None
 
 
 def is_current(connection: Db, document_id: uuid.UUID, revision: int) -> bool:
@@ -186,27 +195,32 @@ def replace_chunks(db: Db, document_id: uuid.UUID, revision: int, chunks: Sequen
 
 
 def list_documents(
-    connection: Db, *, before: tuple[datetime, uuid.UUID] | None = None, limit: int = 50
+    connection: Db,
+    *,
+    before: tuple[datetime, uuid.UUID] | None = None,
+    limit: int = 50,
+    visible_to: str | None = None,
 ) -> list[ListedDocument]:
     """Return documents, newest change first. `before` is `updated_at` and id of the last one on the previous page."""
     before_at, before_id = before or ("infinity", uuid.UUID(int=0))
-    values = {"type": TYPE, "before_at": before_at, "before_id": before_id, "limit": limit}
+    values = {"type": TYPE, "before_at": before_at, "before_id": before_id, "limit": limit, "visible_to": visible_to}
     return [ListedDocument(*row) for row in connection_of(connection).execute(LIST, values)]
 
 
-def lock_documents(connection: Db, names: Collection[str]) -> dict[uuid.UUID, str]:
+def lock_documents(connection: Db, names: Collection[str], *, principal: str = "") -> dict[uuid.UUID, str]:
     """Lock documents and return their names by id, or raise `UnknownDocument` with the names that do not exist."""
     possible = [name for name in names if not NOT_STORABLE.search(name)]
-    found = {id_: name for id_, name in connection_of(connection).execute(LOCK, {"names": possible})}  # noqa: C416
+    rows = connection_of(connection).execute(LOCK, {"names": possible, "principal": principal})
+    found = {id_: name for id_, name in rows}  # noqa: C416
     if missing := sorted(set(names) - set(found.values())):
-        shown = ", ".join(map(repr, missing))
-        raise UnknownDocument(f"There is no document named {shown}. Nothing was deleted. See: manage.py documents list")
+        shown = ", ".join(repr(name[:100]) for name in missing[:10])
+        raise UnknownDocument(f"There is no document named {shown}. Nothing was deleted.")
     return found
 
 
-def delete(connection: Db, names: Collection[str]) -> dict[uuid.UUID, str]:
+def delete(connection: Db, names: Collection[str], *, principal: str = "") -> dict[uuid.UUID, str]:
     """Delete documents with their chunks. Returns the names by id."""
-    found = lock_documents(connection, names)
+    found = lock_documents(connection, names, principal=principal)
     connection_of(connection).execute(DELETE, {"ids": list(found)})
     return found
 
@@ -230,6 +244,7 @@ def _check(name: str, content: bytes) -> None:
         raise BadDocumentName(f"The name of the document has more than {MAX_NAME_BYTES:,} bytes.")
 
 
-def _submit(session: Db, document_id: uuid.UUID, revision: int) -> Submitted:
+def _submit(session: Db, document_id: uuid.UUID, revision: int, principal: str) -> Submitted:
     payload = {"documentId": str(document_id), "revision": revision}
-    return submit(session, TYPE, payload, key=f"{document_id} {revision}")
+    context = {"principal": principal} if principal else {}
+    return submit(session, TYPE, payload, key=f"{document_id} {revision}", context=context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from sqlalchemy import BigInteger, Computed, ForeignKey, Index, text
+from sqlalchemy import BigInteger, Computed, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -14,14 +14,19 @@ from models.base import Base, RandomId, Stamp, checks
 class Document(Base):
     """The latest upload of a file under its name. `revision` counts the uploads that changed its content."""
 
-    __table_args__ = checks(
-        sha256="octet_length(sha256) = 32",
-        size_bytes="size_bytes = octet_length(content)",
-        revision="revision >= 1",
+    __table_args__ = (
+        *checks(
+            sha256="octet_length(sha256) = 32",
+            size_bytes="size_bytes = octet_length(content)",
+            revision="revision >= 1",
+        ),
+        # An upload under an existing name replaces the document of the same principal.
+        UniqueConstraint("principal", "name"),
     )
 
     id: Mapped[RandomId]
-    name: Mapped[str] = mapped_column(unique=True)  # an upload under an existing name replaces the document
+    principal: Mapped[str] = mapped_column(server_default=text("''"))  # the API token's name; empty: shared
+    name: Mapped[str]
     media_type: Mapped[str]
     sha256: Mapped[bytes]
     content: Mapped[bytes]

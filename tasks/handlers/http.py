@@ -3,7 +3,8 @@
     {"destination": "crm", "body": {…}, "orderingKey": "customer 17"}
 
 The event is written in the task's own transaction. SUCCEEDED means that the outbox has it; `eventId` in the result
-names it. The outbox delivers it at least once, with the same Idempotency-Key each time.
+names it. The outbox delivers it at least once, with the same Idempotency-Key each time. If the task was submitted over
+HTTP, its principal comes before the ordering key, so that no principal can block another's key.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ def request(task: Task, db: Session) -> dict[str, int]:
     if objection:
         raise Permanent(objection)
     headers = {"traceparent": task.context["traceparent"]} if "traceparent" in task.context else {}
+    ordering_key, principal = wanted.ordering_key, task.context.get("principal")
+    if ordering_key is not None and principal is not None:
+        ordering_key = f"{principal}:{ordering_key}"
     try:
-        event_id = outbox.add(db, wanted.destination, wanted.body, headers=headers, ordering_key=wanted.ordering_key)
+        event_id = outbox.add(db, wanted.destination, wanted.body, headers=headers, ordering_key=ordering_key)
     except BadPayload as error:
         raise Permanent(error.message) from None
     return {"eventId": event_id}

@@ -18,9 +18,7 @@ FLAKY = "demo.flaky"
 _numbers = itertools.count(1)
 
 
-def make_token(
-    name: str, *scopes: str, types: Collection[str] = (), expires_in: timedelta | None = None
-) -> str:
+def make_token(name: str, *scopes: str, types: Collection[str] = (), expires_in: timedelta | None = None) -> str:
     with engine().begin() as connection:
         return tokens.create(connection, name, scopes=scopes or tuple(Scope), types=types, expires_in=expires_in)[0]
 
@@ -36,6 +34,9 @@ class Caller:
 
     def post(self, path: str, **options: Any) -> Any:
         return self.request("POST", path, **options)
+
+    def delete(self, path: str, **options: Any) -> Any:
+        return self.request("DELETE", path, **options)
 
     def request(self, method: str, path: str, *, key: str | None = None, **options: Any) -> Any:
         headers = {"Authorization": f"Bearer {self.token}", **options.pop("headers", {})}

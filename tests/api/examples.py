@@ -19,9 +19,12 @@ class Example:
     headers: dict[str, str] = field(default_factory=dict)
     body: str | None = None
     file: Path | None = None
+    given_method: str | None = None
 
     @property
     def method(self) -> str:
+        if self.given_method:
+            return self.given_method
         return "GET" if self.body is None and self.file is None else "POST"
 
     @property
@@ -54,6 +57,8 @@ def _read(words: list[str]) -> Example:
             case "-H":
                 name, _, value = next(rest).partition(": ")
                 example.headers[name] = value
+            case "-X":
+                example.given_method = next(rest)
             case "-d":
                 example.body = next(rest)
             case "-F":

@@ -156,6 +156,27 @@ def test_the_same_key_of_two_principals_is_two_tasks(callers: Callers) -> None:
     assert sorted(work.rows("idempotency_key, context ->> 'principal'")) == [("a:k", "a"), ("b:k", "b")]
 
 
+def test_a_dead_task_of_one_principal_does_not_block_the_same_partition_key_of_another(callers: Callers) -> None:
+    mallory, alice = callers(name="mallory"), callers(name="alice")
+    blocking = mallory.submit({"fail": 9}, partitionKey="customer 17", retry={"max": 1}).json()["taskId"]
+    ingest(engine(), [blocking])
+    assert mallory.get(f"/api/tasks/{blocking}").json()["status"] == "DEAD"
+    theirs = alice.submit(partitionKey="customer 17").json()["taskId"]
+    ingest(engine(), [theirs])
+    assert alice.get(f"/api/tasks/{theirs}").json()["status"] == "SUCCEEDED"
+    assert sorted(work.rows("partition_key")) == [("alice:customer 17",), ("mallory:customer 17",)]
+
+
+def test_a_shown_task_keeps_its_partition_key_when_it_is_submitted_again(callers: Callers) -> None:
+    caller, other = callers(name="ci"), callers(name="other")
+    shown = caller.get(caller.submit(partitionKey="k").headers["location"]).json()
+    assert shown["partitionKey"] == "ci:k"
+    for given in (caller, other):
+        assert given.post("/api/tasks", json=shown).status_code == 202
+    assert sorted(work.rows("partition_key")) == [("ci:k",), ("ci:k",), ("other:ci:k",)]
+    expect_error(caller.submit(partitionKey=""), 400, "bad_task")
+
+
 def test_a_client_cannot_impersonate_another_principal(callers: Callers) -> None:
     mallory, alice = callers(name="mallory"), callers(Scope.TASKS_READ, name="alice")
     id_ = mallory.submit(context={"principal": "alice", "idempotencyKey": "alice:k"}).json()["taskId"]

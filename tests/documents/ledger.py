@@ -15,10 +15,10 @@ from tasks import Submitted
 from tests.tasks.deliveries import delivered
 
 
-def upload(content: str | bytes, name: str = "a.txt", media_type: str | None = None) -> Submitted:
+def upload(content: str | bytes, name: str = "a.txt", media_type: str | None = None, principal: str = "") -> Submitted:
     raw = content.encode() if isinstance(content, str) else content
     with sessions().begin() as session:
-        return documents.upload(session, name=name, content=raw, media_type=media_type)
+        return documents.upload(session, name=name, content=raw, media_type=media_type, principal=principal)
 
 
 def add_searchable(content: str, name: str = "a.txt") -> uuid.UUID:

@@ -203,7 +203,10 @@ def test_a_search_prints_json() -> None:
 def test_documents_are_listed_with_size_chunks_and_status() -> None:
     run_tasks([upload("The lease runs out.", "[b]a[/b].md").task_id, upload("", "empty\x1b.txt").task_id])
     heading, empty, lease = manage("documents", "list").out.splitlines()
-    assert heading.split() == ["name", "revision", "bytes", "media", "type", "chunks", "task", "updated", "(UTC)"]
+    assert heading.split() == [
+        "name", "revision", "bytes", "media", "type", "chunks", "task", "updated", "(UTC)",
+        "principal",
+    ]  # fmt: skip
     assert lease.split()[:6] == ["[b]a[/b].md", "1", "19", "text/markdown", "1", "SUCCEEDED"]
     assert empty.split()[:7] == ["empty", ".txt", "1", "0", "text/plain", "0", "DEAD"]
 
@@ -216,7 +219,7 @@ def test_a_page_ends_with_the_cursor_of_the_next() -> None:
     assert [each["name"] for each in first["documents"] + rest["documents"]] == ["2.txt", "1.txt", "0.txt"]
     assert rest["before"] is None
     assert set(first["documents"][0]) == {
-        "documentId", "name", "revision", "sizeBytes", "mediaType", "chunks", "status", "updatedAt",
+        "documentId", "name", "revision", "sizeBytes", "mediaType", "chunks", "status", "updatedAt", "principal",
     }  # fmt: skip
     assert f"--before {first['before']}" in manage("documents", "list", "--limit", 2).out
     refused = manage("documents", "list", "--before", "yesterday")
@@ -241,6 +244,17 @@ def test_an_unknown_name_is_an_error_and_nothing_is_deleted() -> None:
     assert (done.code, done.out) == (1, "")
     assert "There is no document named 'b.txt'. Nothing was deleted." in done.err
     assert search_names("needle") == ["a.txt"]
+
+
+def test_a_document_of_a_principal_is_deleted_only_if_the_principal_is_named() -> None:
+    for principal in ("", "ci"):
+        upload("needle", "a.txt", principal=principal)
+    assert {each["principal"] for each in manage("documents", "list", "--json").json["documents"]} == {None, "ci"}
+    assert manage("documents", "delete", "a.txt", "--yes").code == 0
+    assert manage("documents", "delete", "a.txt", "--yes").code == 1
+    assert [each["principal"] for each in manage("documents", "list", "--json").json["documents"]] == ["ci"]
+    assert manage("documents", "delete", "a.txt", "--principal", "ci", "--yes").code == 0
+    assert manage("documents", "list", "--json").json["documents"] == []
 
 
 def test_a_dry_run_of_delete_deletes_nothing() -> None:

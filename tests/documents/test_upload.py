@@ -182,6 +182,6 @@ def test_only_the_current_revision_can_be_read() -> None:
     upload("one")
     id_ = read_document()["id"]
     with engine().connect() as connection:
-        assert store.read(connection, id_, 1) == store.Stored("a.txt", "text/plain", b"one")
+        assert store.read(connection, id_, 1) == store.Stored("", "a.txt", "text/plain", b"one")
         assert store.read(connection, id_, 2) is None
         assert (store.is_current(connection, id_, 1), store.is_current(connection, id_, 2)) == (True, False)

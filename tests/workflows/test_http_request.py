@@ -68,6 +68,13 @@ def test_requests_of_one_ordering_key_keep_their_order(outside: Outside) -> None
     assert [json.loads(request.body) for request in outside.requests] == [0, 1, 2]
 
 
+def test_the_ordering_key_of_one_principal_does_not_block_that_of_another(outside: Outside) -> None:
+    for principal in ("alice", "bob"):
+        payload = {"destination": "crm", "body": principal, "orderingKey": "customer 1"}
+        run_request(payload, context={"principal": principal})
+    assert sorted(rows("ordering_key", TO_CRM)) == [("alice:customer 1",), ("bob:customer 1",)]
+
+
 def test_an_invalid_request_is_dead_with_a_message_and_leaves_no_event(outside: Outside, configure: Configure) -> None:
     configure({"told": "redis-stream://h/0?stream=s", "old": "http://h/x"})
     for payload, sentence in [

@@ -289,6 +289,7 @@ CREATE INDEX ix_sink_transaction_unfinished ON ledger.sink_transaction (created_
 
 CREATE TABLE ledger.document (
     id uuid NOT NULL DEFAULT gen_random_uuid(),
+    principal text NOT NULL DEFAULT '',
     name text NOT NULL,
     media_type text NOT NULL,
     sha256 bytea NOT NULL,
@@ -301,7 +302,7 @@ CREATE TABLE ledger.document (
     CONSTRAINT ck_document_sha256 CHECK (octet_length(sha256) = 32),
     CONSTRAINT ck_document_size_bytes CHECK (size_bytes = octet_length(content)),
     CONSTRAINT ck_document_revision CHECK (revision >= 1),
-    CONSTRAINT uq_document_name UNIQUE (name)
+    CONSTRAINT uq_document_principal_name UNIQUE (principal, name)
 );
 
 CREATE TABLE ledger.document_chunk (
