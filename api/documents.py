@@ -22,6 +22,7 @@ from api.principals import PRINCIPAL
 from api.submission import receipt
 from api.tasks import parse_task_id
 from api.tokens import Scope, Token
+from api.visible_errors import show_task
 from models.engine import engine, sessions
 from models.errors import Misuse
 from tasks.operations import task_details
@@ -88,7 +89,7 @@ def read_task(task_id: str, token: Follower) -> JsonResponse:
     is_visible = token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL, token.name) == token.name
     if task.type != TYPE or not is_visible:
         raise UnknownTask(task.task_id)
-    return JsonResponse(task.envelope())
+    return JsonResponse(show_task(task, token))
 
 
 @router.get("/search")

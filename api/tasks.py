@@ -10,10 +10,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from api.authorization import require_scope
-from api.json_responses import JsonResponse, camel
+from api.json_responses import JsonResponse
 from api.principals import read_visible_task
 from api.submission import read_idempotency_key, receipt, submit_and_commit
 from api.tokens import Scope, Token
+from api.visible_errors import show_task, show_transition
 from models.engine import engine
 from tasks.operations import task_details
 from tasks.operations.listing import UnknownTask
@@ -33,7 +34,7 @@ async def submit_task(request: Request, token: Submitter) -> JsonResponse:
 @router.get("/{task_id}")
 def read_task(task_id: str, token: Reader) -> JsonResponse:
     with engine().connect() as connection:
-        return JsonResponse(read_visible_task(connection, token, parse_task_id(task_id)).envelope())
+        return JsonResponse(show_task(read_visible_task(connection, token, parse_task_id(task_id)), token))
 
 
 @router.get("/{task_id}/transitions")
@@ -41,7 +42,7 @@ def read_transitions(task_id: str, token: Reader) -> JsonResponse:
     with engine().connect() as connection:
         task = read_visible_task(connection, token, parse_task_id(task_id))
         history = task_details.read_transitions(connection, task.task_id)
-    return JsonResponse({"taskId": task.task_id, "transitions": [camel(each) for each in history]})
+    return JsonResponse({"taskId": task.task_id, "transitions": [show_transition(each, token) for each in history]})
 
 
 def parse_task_id(value: str) -> uuid.UUID:

@@ -49,6 +49,7 @@ class Scope(StrEnum):
     WORKFLOWS_SUBMIT = "workflows:submit"
     DOCUMENTS_WRITE = "documents:write"
     DOCUMENTS_READ = "documents:read"  # the documents of its own principal, and the shared ones
+    OPERATE = "operate"  # details of errors: tracebacks, paths, SQL, addresses
     HTTP_REQUEST = "http:request"  # tasks that send a request to a destination of OUTBOX_DESTINATIONS
 
 

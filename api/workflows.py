@@ -18,6 +18,7 @@ from api.authorization import require_scope
 from api.json_responses import JsonResponse
 from api.submission import read_idempotency_key, receipt, submit_and_commit
 from api.tokens import Scope, Token
+from api.visible_errors import show_task
 from models.engine import engine
 from tasks.operations.listing import FINAL, statuses_of
 from tasks.operations.task_details import StoredTask, read_task
@@ -40,7 +41,7 @@ async def apply(request: Request, token: Submitter, wait: Wait = 0) -> JsonRespo
     raw, key = await request.body(), read_idempotency_key(request)
     submitted = await run_in_threadpool(lambda: submit_and_commit(token, NewTask(TYPE, read_json(raw)), key))
     if wait and (task := await _wait_until_final(request, submitted.task_id, wait)):
-        return JsonResponse(task.envelope())
+        return JsonResponse(show_task(task, token))
     return receipt(submitted)
 
 

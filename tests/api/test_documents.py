@@ -143,7 +143,7 @@ def alice(callers: Callers) -> Caller:
 
 @pytest.fixture
 def mallory(callers: Callers) -> Caller:
-    everything = [scope for scope in Scope if scope != Scope.TASKS_READ_ALL]
+    everything = [scope for scope in Scope if scope not in (Scope.TASKS_READ_ALL, Scope.OPERATE)]
     return callers(*everything, name="mallory")
 
 

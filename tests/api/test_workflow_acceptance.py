@@ -47,7 +47,7 @@ def outside(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def caller(callers: Callers) -> Caller:
-    return callers(Scope.WORKFLOWS_SUBMIT, Scope.TASKS_READ, name="ci")
+    return callers(Scope.WORKFLOWS_SUBMIT, Scope.TASKS_READ, Scope.OPERATE, name="ci")
 
 
 def apply(caller: Caller) -> uuid.UUID:

@@ -38,7 +38,7 @@ def workflow(input_: Any = "Ada") -> dict[str, Any]:
 
 @pytest.fixture
 def caller(callers: Callers) -> Caller:
-    return callers(Scope.WORKFLOWS_SUBMIT, Scope.TASKS_READ, name="ci")
+    return callers(Scope.WORKFLOWS_SUBMIT, Scope.TASKS_READ, Scope.OPERATE, name="ci")
 
 
 def test_the_body_is_the_payload_and_the_key_belongs_to_the_principal(caller: Caller) -> None:
