@@ -1,6 +1,7 @@
 """The FastAPI application: three open probes, and routes that need a token.
 
-A request passes through `ErrorMiddleware` (errors become responses), `RequireToken`, `BodyLimit`, and then its route.
+A request passes through `ErrorMiddleware` (errors become responses), `OneLength`, `RequireToken`, `BodyLimit`, and then
+its route.
 FastAPI's generated pages (/docs, /openapi.json) are switched off: docs/api.md lists every route, and a test compares it
 with the code.
 """
@@ -16,7 +17,7 @@ import metrics
 import settings
 from api import documents, tasks, workflows
 from api.authorization import RequireToken, require_scopes_on_all_routes
-from api.body_limit import BodyLimit
+from api.body_limit import BodyLimit, OneLength
 from api.error_middleware import ErrorMiddleware
 from api.errors import handle_error
 from api.json_responses import JsonResponse, error_response
@@ -33,6 +34,7 @@ app = FastAPI(
     redirect_slashes=False,
     middleware=[
         Middleware(ErrorMiddleware),
+        Middleware(OneLength),
         Middleware(RequireToken),
         Middleware(BodyLimit, limit=LINE_LIMIT, limits={documents.UPLOAD: documents.upload_limit}),
     ],

@@ -1,7 +1,9 @@
 """How large a request body may be. Starlette has no limit; this one applies before a body is parsed, spooled or kept.
 
-A declared length that is too large is rejected at once. Otherwise the bytes are counted as they arrive, so a missing or
-false length does not help a client. `outbox/canonical_json.py` limits depth, number of keys and stored size.
+A request with both Content-Length and Transfer-Encoding is rejected: a proxy that believes the other header would see
+two requests where we see one (request smuggling). A declared length that is too large is rejected at once. Otherwise
+the bytes are counted as they arrive, so a missing or false length does not help a client. `outbox/canonical_json.py`
+limits depth, number of keys and stored size.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.errors import BadRequest
 from models.errors import Misuse
 
 
@@ -26,6 +29,20 @@ class BodyTooLarge(Misuse):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is too large: the limit is {limit:,} bytes.")
+
+
+class OneLength:
+    """Middleware that rejects requests with two statements about the length of their body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if "transfer-encoding" in headers and "content-length" in headers:
+                raise BadRequest("The request has both Content-Length and Transfer-Encoding; send only one of them.")
+        await self.app(scope, receive, send)
 
 
 class BodyLimit:

@@ -38,6 +38,27 @@ class NotFound(CeleriacError):
     http_status = 404
 
 
+class BadRequest(Misuse):
+    """The request is not valid HTTP.
+
+    The request line or a header is malformed or too long, or a request has both Content-Length and Transfer-Encoding.
+    """
+
+    code = "bad_request"
+    remedy = "Use an HTTP library; send either Content-Length or `Transfer-Encoding: chunked`."
+
+
+class RequestTimeout(Misuse):
+    """The request did not arrive in time.
+
+    The client opened a connection and sent its request too slowly, or only a part of it.
+    """
+
+    code = "request_timeout"
+    remedy = "Send the whole request at once: its head within 10 seconds, its body with at least 16 KiB per second."
+    http_status = 408
+
+
 class MethodNotAllowed(CeleriacError):
     """Method not allowed; see the Allow header.
 
@@ -78,4 +99,6 @@ def _response_to_known(error: CeleriacError | SettingsError) -> JsonResponse:
         logger.warning("%s", message)
         message = UNREACHABLE
     details = {"taskId": error.task_id} if isinstance(error, IdempotencyConflict) else {}
-    return error_response(error.http_status, error.code, message, headers=HEADERS.get(error.http_status), **details)
+    # After a request without a certain end, the next bytes cannot be trusted to be a new one.
+    headers = {"Connection": "close"} if isinstance(error, BadRequest) else HEADERS.get(error.http_status)
+    return error_response(error.http_status, error.code, message, headers=headers, **details)

@@ -9,10 +9,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from fastapi import responses
 from pydantic.alias_generators import to_camel
+
+MESSAGE_LIMIT: Final = 1000  # characters: a message may repeat what the client sent
 
 
 class JsonResponse(responses.JSONResponse):
@@ -25,6 +27,8 @@ class JsonResponse(responses.JSONResponse):
 def error_response(
     status: int, code: str, message: str, *, headers: Mapping[str, str] | None = None, **details: object
 ) -> JsonResponse:
+    if len(message) > MESSAGE_LIMIT:
+        message = f"{message[:MESSAGE_LIMIT]}…."
     return JsonResponse({"error": {"code": code, "message": message, **details}}, status, headers)
 
 

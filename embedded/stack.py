@@ -86,6 +86,7 @@ def _programs(
             *python,
             "uvicorn",
             "api.app:app",
+            "--http=api.http_protocol:GuardedProtocol",
             f"--host={settings.api_host}",
             f"--port={ports['api']}",
             f"--log-level={level.lower()}",

@@ -12,6 +12,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def shorten(given: object, limit: int = 100) -> str:
+    """Return the representation of a value for a message, cut after some characters."""
+    text = given if isinstance(given, str) else repr(given)
+    return repr(text if len(text) <= limit else f"{text[:limit]}…")
+
+
 class CeleriacError(Exception):
     """Something went wrong.
 

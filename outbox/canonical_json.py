@@ -48,6 +48,16 @@ class PayloadTooDeep(BadPayload):
     remedy = "Flatten the payload, or store it elsewhere and submit its address."
 
 
+class NumberTooLong(BadPayload):
+    """A number has more than 4,300 digits.
+
+    Python reads no whole number that is longer, because that would be slow.
+    """
+
+    code = "payload_number_too_long"
+    remedy = "Send the number as text."
+
+
 class TooManyKeys(BadPayload):
     """The payload has more than 10,000 keys.
 

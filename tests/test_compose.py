@@ -182,6 +182,16 @@ def test_workers_and_beat_have_the_options_of_the_embedded_stack(stack: ServersO
         assert _options(OURS[name]["command"]) == _options(planned[name])
 
 
+def test_the_api_limits_the_time_of_requests_in_both_stacks(stack: ServersOfTests) -> None:
+    from api.http_protocol import GuardedProtocol
+    from embedded.stack import plan
+
+    (planned,) = (program for program in plan(stack.home, settings.current()).programs if program.role == "api")
+    protocol = f"{GuardedProtocol.__module__}:{GuardedProtocol.__qualname__}"
+    for command in (planned.command, OURS["api"]["command"]):
+        assert f"--http {protocol}" in " ".join(command).replace("--http=", "--http ")
+
+
 @pytest.mark.parametrize("name", ["api", "flower"])
 def test_web_health_checks_use_the_port_that_is_served_and_published(name: str) -> None:
     service = OURS[name]

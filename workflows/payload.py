@@ -26,7 +26,7 @@ RESERVED_OPTIONS: Final = {"model", "messages", "stream", "n"}  # set by us
 # It is part of a key, which is sent in a header: printable ASCII, no space at either end.
 WORKFLOW_ID: Final = re.compile(r"[!-~]([ -~]{0,198}[!-~])?")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-NOT_AN_OBJECT: Final = "model_type"  # an error type of pydantic
+NOT_AN_OBJECT: Final = ("model_type", "model_attributes_type")  # error types of pydantic
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
 
@@ -164,8 +164,8 @@ def parse(payload: Any) -> Workflow:
 def _describe(error: ValidationError) -> str:
     first = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"] if part not in ("python", "http", "llm"))
-    if first["type"] == NOT_AN_OBJECT and not place:
-        return "it must be an object with `stages`"
+    if first["type"] in NOT_AN_OBJECT:
+        return f"`{place}` must be an object" if place else "it must be an object with `stages`"
     if first["type"] == "missing":
         return f"`{place}` is required"
     message = first["msg"].removeprefix("Value error, ")

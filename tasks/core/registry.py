@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import settings
-from models.errors import Misuse
+from models.errors import Misuse, shorten
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 ErrorClass = type[Exception]
@@ -145,7 +145,7 @@ def find(type: str) -> Handler:
     except KeyError:
         known = ", ".join(sorted(handlers())) or "none"
         raise UnknownType(
-            f"There is no handler for {type!r}. Known: {known}. INGEST_HANDLERS names the modules with handlers."
+            f"There is no handler for {shorten(type)}. Known: {known}. INGEST_HANDLERS names the modules with handlers."
         ) from None
 
 

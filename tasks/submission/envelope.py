@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic.alias_generators import to_camel
 
 import settings
-from models.errors import Misuse
+from models.errors import Misuse, shorten
 from models.status import TaskStatus
 from outbox.canonical_json import canonical_json
 from tasks.core.registry import NAME, UnknownType, handlers
@@ -51,7 +51,8 @@ IGNORED: Final = frozenset({
 class BadTask(Misuse):
     """The task is invalid.
 
-    A key, the priority, the number of attempts, the time or the context is not allowed.
+    A field is missing or has a value of the wrong type, or a key, the priority, the number of attempts, the time or the
+    context is not allowed.
     """
 
     code = "bad_task"
@@ -131,7 +132,8 @@ def check_task(new: NewTask) -> CheckedTask:
     current = settings.current()
     queue = new.queue or (handler.queue if handler else None)
     if queue is not None and queue not in current.ingest_queues:
-        raise UnknownQueue(f"There is no queue {queue!r}; INGEST_QUEUES lists {', '.join(current.ingest_queues)}.")
+        known = ", ".join(current.ingest_queues)
+        raise UnknownQueue(f"There is no queue {shorten(queue)}; INGEST_QUEUES lists {known}.")
     if new.partition_key is not None:
         _check_key(new.partition_key, "A partition key")
     if new.key is not None:
@@ -145,7 +147,7 @@ def check_task(new: NewTask) -> CheckedTask:
     if max_attempts is not None and not _is_within(max_attempts, 1, MOST_ATTEMPTS):
         raise BadTask(f"max_attempts is {max_attempts!r}; it must be a whole number from 1 to {MOST_ATTEMPTS:,}.")
     if new.notify is not None and new.notify not in current.outbox_destinations:
-        raise UnknownNotify(f"There is no destination {new.notify!r}: OUTBOX_DESTINATIONS does not have it.")
+        raise UnknownNotify(f"There is no destination {shorten(new.notify)}: OUTBOX_DESTINATIONS does not have it.")
     if not isinstance(new.context, Mapping):
         raise BadTask("The context must be an object with names and values.")
     run_at, delay_seconds = _check_time(new.run_at)

@@ -18,10 +18,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from models.errors import CeleriacError, Misuse
-from outbox.canonical_json import MAX_BYTES
+from outbox.canonical_json import MAX_BYTES, MAX_DEPTH, NumberTooLong, PayloadTooDeep, PayloadTooLarge
 from tasks.core.registry import find
 from tasks.core.task_ids import keyed_id
-from tasks.submission.envelope import FIELDS, NewTask, TaskEnvelope, UnknownField, check_task
+from tasks.submission.envelope import FIELDS, BadTask, NewTask, TaskEnvelope, UnknownField, check_task
 from tasks.submission.submit import CHUNK, IdempotencyConflict, Submitted, submit_many
 
 LINE_LIMIT: Final = 4 * MAX_BYTES  # of the text; MAX_BYTES is the limit of the payload as it is stored
@@ -32,9 +32,9 @@ Make = Callable[[Any], NewTask]
 
 
 class BadJson(Misuse):
-    """The text is not valid JSON, or not a task.
+    """The text is not valid JSON.
 
-    It is not UTF-8 or not JSON, is too large, or has a field with a value of the wrong type.
+    It is not UTF-8, or it breaks a rule of JSON.
     """
 
     code = "bad_json"
@@ -77,17 +77,19 @@ class SubmittedLine:
 
 
 def read_json(raw: bytes) -> Any:
-    """Parse JSON, or raise BadJson."""
+    """Parse JSON, or raise BadJson. JSON that is too large for us raises the error of a payload that is too large."""
     if len(raw) > LINE_LIMIT:
-        raise BadJson(TOO_LONG)
+        raise PayloadTooLarge(TOO_LONG)
     try:
         return json.loads(raw.removeprefix(_BOM))
     except RecursionError:
-        raise BadJson("It is nested too deeply.") from None
+        raise PayloadTooDeep(f"It is nested too deeply: more than {MAX_DEPTH} levels.") from None
     except UnicodeDecodeError:
         raise BadJson("It is not UTF-8.") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise BadJson(f"It is not JSON: {error}.") from None
+    except ValueError:  # `int` refuses very long numbers, because it would be slow
+        raise NumberTooLong from None
 
 
 def read_envelope(raw: bytes) -> NewTask:
@@ -123,7 +125,7 @@ def task_from_envelope(defaults: NewTask, value: Any) -> NewTask:
 def _translate(errors: Sequence[Any]) -> Misuse:
     unknown = next((error for error in errors if error["type"] == "extra_forbidden"), None)
     if unknown is None:
-        return BadJson(f"The task is invalid: {describe_invalid(errors)}.")
+        return BadTask(f"The task is invalid: {describe_invalid(errors)}.")
     name = ".".join(map(str, unknown["loc"]))[:100]
     return UnknownField(f"There is no field {name!r}. Known: {FIELDS}.")
 

@@ -27,16 +27,17 @@ MANY_KEYS = json.dumps({str(number): number for number in range(MAX_KEYS + 1)}).
 INVALID = [  # body, status, code
     (b"", 400, "bad_json"),
     (b"{", 400, "bad_json"),
-    (b"[" * 100_000, 400, "bad_json"),
+    (b"[" * 100_000 + b"]" * 100_000, 400, "payload_too_deep"),
+    (b'{"type": "demo.flaky", "context": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "payload_too_deep"),
     (b'{"type": "demo.flaky", "payload": "\xff"}', 400, "bad_json"),
-    (b'{"type": "demo.flaky", "payload": ' + b"9" * 5000 + b"}", 400, "bad_json"),
-    (b"[]", 400, "bad_json"),
-    (b"null", 400, "bad_json"),
-    (b"{}", 400, "bad_json"),
-    (b'{"type": 1}', 400, "bad_json"),
-    (b'{"type": "demo.flaky", "context": []}', 400, "bad_json"),
-    (b'{"type": "demo.flaky", "retry": {"max": 0}}', 400, "bad_json"),
-    (b'{"type": "demo.flaky", "retry": {"nextAttemptAt": NaN}}', 400, "bad_json"),
+    (b'{"type": "demo.flaky", "payload": ' + b"9" * 5000 + b"}", 400, "payload_number_too_long"),
+    (b"[]", 400, "bad_task"),
+    (b"null", 400, "bad_task"),
+    (b"{}", 400, "bad_task"),
+    (b'{"type": 1}', 400, "bad_task"),
+    (b'{"type": "demo.flaky", "context": []}', 400, "bad_task"),
+    (b'{"type": "demo.flaky", "retry": {"max": 0}}', 400, "bad_task"),
+    (b'{"type": "demo.flaky", "retry": {"nextAttemptAt": NaN}}', 400, "bad_task"),
     (b'{"type": "demo.flaky", "paylod": {}}', 400, "unknown_field"),
     (b'{"type": "demo.flaky", "retry": {"maximum": 3}}', 400, "unknown_field"),
     (b'{"type": "demo.flaky", "maxAttempts": 3}', 400, "bad_task"),
@@ -238,6 +239,34 @@ def test_an_invalid_task_is_rejected_with_its_own_code(callers: Callers) -> None
     for body, status, code in INVALID:
         expect_error(caller.post("/api/tasks", content=body), status, code)
     assert work.rows() == []
+
+
+def test_a_message_repeats_neither_a_long_input_nor_the_insides_of_python(callers: Callers) -> None:
+    caller, long = callers(), "x" * 1_000_000
+    bodies: list[Any] = [body for body, _, _ in INVALID]
+    bodies += [
+        {"type": long},
+        {"type": FLAKY, "queue": long},
+        {"type": FLAKY, "notify": long},
+        {"type": FLAKY, long: 1},
+    ]
+    bodies += [{"type": FLAKY, "context": [long]}, {"type": FLAKY, "retry": 1}, [long], long]
+    stages: list[Any] = [
+        1,
+        {"kind": long},
+        {"kind": "python"},
+        {"kind": "llm", "name": "a", "model": "m", "messages": [1]},
+    ]
+    bodies += [{"type": "workflow.execute", "payload": {"stages": [each]}} for each in stages]
+    for body in bodies:
+        given = {"content": body} if isinstance(body, bytes) else {"json": body}
+        answer = caller.post("/api/tasks", **given)
+        message = answer.json()["error"]["message"]
+        assert answer.status_code in (400, 413), answer.text
+        assert len(message) <= 1010
+        for internal in ("instance of", "sys.", "dictionary", "Submission", "TaskEnvelope", "pydantic", "Value error"):
+            assert internal not in message
+    assert "There is no handler for 'xxx" in caller.post("/api/tasks", json={"type": long}).json()["error"]["message"]
 
 
 # visibility

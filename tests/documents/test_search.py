@@ -90,5 +90,7 @@ def test_no_random_input_is_an_error(words: str) -> None:
 def test_a_search_uses_the_index_of_words() -> None:
     with engine().begin() as connection:
         connection.execute(sql("SET LOCAL enable_seqscan = off"))
-        plan = connection.execute(sql(f"EXPLAIN {SEARCH}"), {"words": "lease", "limit": 10}).scalars()
-        assert "ix_document_chunk_words" in "".join(plan)
+        for visible_to in (None, "ci"):
+            values = {"words": "lease", "limit": 10, "visible_to": visible_to}
+            plan = connection.execute(sql(f"EXPLAIN {SEARCH}"), values).scalars()
+            assert "ix_document_chunk_words" in "".join(plan)

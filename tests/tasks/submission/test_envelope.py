@@ -108,7 +108,7 @@ def test_the_state_in_an_envelope_is_not_stored() -> None:
 def test_an_invalid_envelope_is_refused(given: Any, message: str) -> None:
     with pytest.raises(Misuse) as refused:
         read(given)
-    assert refused.value.code == "bad_json"
+    assert refused.value.code == "bad_task"
     assert refused.value.message.startswith(f"The task is invalid: {message}")
 
 
