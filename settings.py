@@ -50,6 +50,7 @@ ALIASES: Final = {
     "outbox_publish_batch_size": "INGEST_KAFKA_PUBLISH_BATCH_SIZE",
     "outbox_publish_interval_ms": "INGEST_KAFKA_PUBLISH_INTERVAL_MS",
 }
+DESTINATION_SCHEMES: Final = ("https", "http", "redis-stream", "rediss-stream", "amqp", "amqps", "kafka")
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
 
 
@@ -112,6 +113,16 @@ def _hosts(value: str) -> str:
     if not all(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:@/\[\]]+)(:\d{1,5})?", host) for host in hosts):
         raise ValueError("must be host:port, separated by commas; put logins into KAFKA_OPTIONS")
     return ",".join(hosts)
+
+
+def _destinations(value: dict[str, str]) -> dict[str, str]:
+    """Refuse addresses of unknown kinds. The message does not show the address, which may contain a password."""
+    for name, address in value.items():
+        scheme, found, _ = address.partition("://")
+        if found and scheme.lower() not in DESTINATION_SCHEMES:
+            known = ", ".join(f"{known}://" for known in DESTINATION_SCHEMES)
+            raise ValueError(f"the address of {name!r} must begin with one of {known}")
+    return value
 
 
 class Settings(BaseSettings):
@@ -187,7 +198,7 @@ class Settings(BaseSettings):
     )
     outbox_publish_batch_size: int = setting(200, "events that a relay claims at once", ge=1, le=10_000)
     outbox_publish_interval_ms: int = setting(1000, "time between two runs of the relay", ge=50)
-    outbox_destinations: dict[str, str] = setting(
+    outbox_destinations: Annotated[dict[str, str], AfterValidator(_destinations)] = setting(
         {}, 'named destinations, as JSON: {"orders": "redis-stream://:password@host:6379/0?stream=orders"}'
     )
     outbox_sent_retention_hours: int = setting(72, "hours to keep SENT events and recognise their duplicates", ge=1)

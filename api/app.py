@@ -21,6 +21,7 @@ from api.body_limit import BodyLimit, OneLength
 from api.error_middleware import ErrorMiddleware
 from api.errors import handle_error
 from api.json_responses import JsonResponse, error_response
+from api.startup import CheckSettings
 from models.errors import CeleriacError
 from models.schema import require_ready
 from outbox.publishers import celery  # noqa: F401 - loaded here, because two threads cannot load Celery at once
@@ -33,6 +34,7 @@ app = FastAPI(
     openapi_url=None,
     redirect_slashes=False,
     middleware=[
+        Middleware(CheckSettings),
         Middleware(ErrorMiddleware),
         Middleware(OneLength),
         Middleware(RequireToken),

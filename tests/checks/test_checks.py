@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 import checks
 import settings
-from checks import ledger, project, servers, workers
+from checks import destinations, ledger, project, servers, workers
 from checks.result import Finding, Level
 from models.engine import engine
 from models.errors import Unreachable
@@ -44,6 +44,37 @@ def redis_config(url: str, name: str, value: str) -> Iterator[None]:
             yield
         finally:
             client.config_set(name, before)
+
+
+def test_a_destination_that_cannot_be_used_fails_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {
+        "crm": "https://h/x?secret=hunter2",
+        "open": "http://h/hunter2",
+        "stream": "redis-stream://:hunter2@h/0",
+        "odd": "nonsense:hunter2",
+    }
+    monkeypatch.setenv("OUTBOX_DESTINATIONS", json.dumps(addresses))
+    settings.current.cache_clear()
+    found = list(destinations.check(settings.current()))
+    settings.current.cache_clear()
+    assert problems(iter(found)) == {f"destination.{name}": Level.FAIL for name in ("open", "stream", "odd")}
+    assert "hunter2" not in str(found)
+    assert destinations.check in [check for _, check in checks.CHECKS]
+
+
+@pytest.mark.parametrize("program", [["manage.py", "check"], ["-m", "uvicorn", "api.app:app", "--port=0"]], ids=str)
+def test_an_ftp_destination_is_refused_at_the_start_with_one_sentence(
+    stack: ServersOfTests, program: list[str]
+) -> None:
+    given = {"OUTBOX_DESTINATIONS": json.dumps({"files": "ftp://u:hunter2@h/x"})}
+    command = [sys.executable, *program]
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, env=os.environ | given, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode not in (0, None)
+    assert "OUTBOX_DESTINATIONS: the address of 'files' must begin with one of https://, http://" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "hunter2" not in done.stderr + done.stdout
 
 
 @pytest.mark.guarantee

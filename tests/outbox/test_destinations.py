@@ -8,6 +8,7 @@ import pytest
 import redis
 
 import settings
+from outbox import destinations
 from outbox.destinations import UnknownDestination, open_destination
 from outbox.publishers.amqp import AmqpPublisher
 from outbox.publishers.contract import Publisher
@@ -45,7 +46,7 @@ def test_an_event_arrives_in_the_configured_stream(stack: ServersOfTests, monkey
     ("address", "reason"),
     [
         ("redis-stream://:hunter2@h/0", "names no stream"),
-        ("gopher://:hunter2@h/0", "scheme must be one of"),
+        ("gopher:hunter2@h/0", "scheme must be one of"),
         ("https://[::1/hunter2", "cannot be used"),
         ("amqp://u:hunter2@h/v", "names no exchange"),
         ("amqp://u:hunter2℀@h/", "is not a URL"),
@@ -60,6 +61,19 @@ def test_the_error_about_a_bad_address_does_not_show_its_password(
         open_destination("crm", configure(monkeypatch, crm=address))
     assert "hunter2" not in str(refused.value)
     settings.current.cache_clear()
+
+
+def test_an_address_of_an_unknown_kind_is_refused_at_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("ftp://u:hunter2@h/x", "gopher://:hunter2@h/0", "hunter2://h"):
+        with pytest.raises(settings.SettingsError, match="OUTBOX_DESTINATIONS: the address of 'crm' must begin") as bad:
+            configure(monkeypatch, crm=address)
+        assert "hunter2" not in bad.value.message
+    assert configure(monkeypatch, crm="HTTPS://h/x").outbox_destinations
+    settings.current.cache_clear()
+
+
+def test_the_settings_accept_exactly_the_schemes_that_can_be_opened() -> None:
+    assert set(settings.DESTINATION_SCHEMES) == set(destinations._OPENERS)
 
 
 @pytest.mark.parametrize(
