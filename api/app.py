@@ -21,6 +21,7 @@ from api.body_limit import BodyLimit, OneLength
 from api.error_middleware import ErrorMiddleware
 from api.errors import handle_error
 from api.json_responses import JsonResponse, error_response
+from api.ledger_calls import call_ledger
 from api.startup import CheckSettings
 from models.errors import CeleriacError
 from models.schema import require_ready
@@ -53,10 +54,10 @@ async def healthz() -> dict[str, str]:
 
 
 @app.get("/readyz")
-def readyz() -> Response:
+async def readyz() -> Response:
     """Answer 200 if the ledger is reachable and has the schema of this code."""
     try:
-        require_ready()
+        await call_ledger(require_ready)
     except (CeleriacError, settings.SettingsError) as error:
         return error_response(error.http_status, error.code, error.message)
     return JsonResponse({"status": "ready"})

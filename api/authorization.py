@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from fastapi import Depends, FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import tokens
+from api.ledger_calls import call_ledger
 from api.tokens import Forbidden, Token, Unauthenticated
 from models.engine import engine
 
@@ -32,7 +32,7 @@ class RequireToken:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             secret = _bearer_token(Headers(scope=scope))
-            scope[TOKEN] = await run_in_threadpool(lambda: tokens.authenticate(engine(), secret))
+            scope[TOKEN] = await call_ledger(lambda: tokens.authenticate(engine(), secret))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # there are no WebSocket routes yet
             return

@@ -7,10 +7,10 @@ token with `documents:read` finds them, and none can change them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
@@ -18,6 +18,7 @@ import documents
 import settings
 from api.authorization import require_scope
 from api.json_responses import JsonResponse, camel
+from api.ledger_calls import call_ledger
 from api.principals import PRINCIPAL
 from api.submission import receipt
 from api.tasks import parse_task_id
@@ -32,6 +33,7 @@ from tasks.submission.submit import Submitted
 UPLOAD: Final = "/api/knowledge/documents/upload-async"
 TYPE: Final = "document.ingest"
 MULTIPART_BYTES: Final = 64 * 1024  # boundaries and headers around the file
+STORED_BYTES_PER_SECOND: Final = 4 * 1024 * 1024  # by a slow ledger
 NO_FILE: Final = "There is no file: send multipart/form-data with one file in the field `file`."
 UNKNOWN_TYPE: Final = "application/octet-stream"  # what clients send if they do not know the type
 
@@ -54,12 +56,13 @@ async def upload_async(request: Request, token: Writer) -> JsonResponse:
             raise Misuse(NO_FILE)
         name, content = file.filename, await file.read()
         media_type = None if file.content_type == UNKNOWN_TYPE else file.content_type
-    submitted = await run_in_threadpool(_upload, token, name, content, media_type)
+    upload = partial(_upload, token, name, content, media_type)
+    submitted = await call_ledger(upload, more_seconds=len(content) / STORED_BYTES_PER_SECOND)
     return receipt(submitted, location="/api/knowledge/tasks/")
 
 
 @router.get("/documents")
-def list_documents(
+async def list_documents(
     token: Reader,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     before: Annotated[str | None, Query(max_length=100)] = None,
@@ -67,25 +70,37 @@ def list_documents(
     """Answer one page, newest change first. `before` of the answer is the cursor of the next page, or null."""
     cursor = Cursor.parse(before) if before else None
     start = (cursor.changed_at, cursor.task_id) if cursor else None
-    with engine().connect() as connection:
-        found = documents.list_documents(connection, before=start, limit=limit, visible_to=token.name)
+
+    def read() -> list[documents.ListedDocument]:
+        with engine().connect() as connection:
+            return documents.list_documents(connection, before=start, limit=limit, visible_to=token.name)
+
+    found = await call_ledger(read)
     last = found[-1] if len(found) == limit else None
     older = str(Cursor(last.updated_at, last.document_id)) if last else None
     return JsonResponse({"documents": [camel(each) for each in found], "before": older})
 
 
 @router.delete("/documents")
-def delete_documents(token: Writer, name: Annotated[list[str], Query(min_length=1, max_length=100)]) -> JsonResponse:
+async def delete_documents(
+    token: Writer, name: Annotated[list[str], Query(min_length=1, max_length=100)]
+) -> JsonResponse:
     """Delete documents of the token's principal by name, all or none."""
-    with sessions().begin() as session:
-        deleted = documents.delete(session, name, principal=token.name)
-    return JsonResponse({"deleted": sorted(deleted)})
+
+    def delete() -> list[str]:
+        with sessions().begin() as session:
+            return documents.delete(session, name, principal=token.name)
+
+    return JsonResponse({"deleted": sorted(await call_ledger(delete))})
 
 
 @router.get("/tasks/{task_id}")
-def read_task(task_id: str, token: Follower) -> JsonResponse:
-    with engine().connect() as connection:
-        task = task_details.read_task(connection, parse_task_id(task_id))
+async def read_task(task_id: str, token: Follower) -> JsonResponse:
+    def read() -> task_details.StoredTask:
+        with engine().connect() as connection:
+            return task_details.read_task(connection, parse_task_id(task_id))
+
+    task = await call_ledger(read)
     is_visible = token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL, token.name) == token.name
     if task.type != TYPE or not is_visible:
         raise UnknownTask(task.task_id)
@@ -93,14 +108,16 @@ def read_task(task_id: str, token: Follower) -> JsonResponse:
 
 
 @router.get("/search")
-def search(
+async def search(
     token: Reader,
     q: Annotated[str, Query(min_length=1, max_length=1000)],
     limit: Annotated[int, Query(ge=1, le=100)] = 10,
 ) -> JsonResponse:
-    with engine().connect() as connection:
-        hits = documents.search(connection, q, limit=limit, visible_to=token.name)
-    return JsonResponse({"hits": [camel(hit) for hit in hits]})
+    def find() -> list[documents.Hit]:
+        with engine().connect() as connection:
+            return documents.search(connection, q, limit=limit, visible_to=token.name)
+
+    return JsonResponse({"hits": [camel(hit) for hit in await call_ledger(find)]})
 
 
 def _upload(token: Token, name: str, content: bytes, media_type: str | None) -> Submitted:

@@ -25,8 +25,9 @@ from tasks.submission.envelope import BadTask, NewTask
 from tasks.submission.submit import Submitted, submit_many
 
 PRINCIPAL: Final = "principal"
-# How long a submit waits for another transaction with the same key; the wait occupies a thread of the API.
-LOCK_SECONDS: Final = 10.0
+# How long a submit waits for another transaction with the same key: less than the deadline of a call to the ledger, so
+# that the answer says `ledger_busy`.
+LOCK_SECONDS: Final = 2.5
 
 
 def submit_for(session: Session, token: Token, new: NewTask, *, key: str | None = None) -> Submitted:

@@ -6,11 +6,11 @@ import uuid
 from typing import Annotated
 
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from api.authorization import require_scope
 from api.json_responses import JsonResponse
+from api.ledger_calls import call_ledger
 from api.principals import read_visible_task
 from api.submission import read_idempotency_key, receipt, submit_and_commit
 from api.tokens import Scope, Token
@@ -28,21 +28,27 @@ Reader = Annotated[Token, require_scope(Scope.TASKS_READ, Scope.TASKS_READ_ALL)]
 @router.post("")
 async def submit_task(request: Request, token: Submitter) -> JsonResponse:
     raw, key = await request.body(), read_idempotency_key(request)
-    return await run_in_threadpool(lambda: receipt(submit_and_commit(token, read_envelope(raw), key)))
+    return await call_ledger(lambda: receipt(submit_and_commit(token, read_envelope(raw), key)))
 
 
 @router.get("/{task_id}")
-def read_task(task_id: str, token: Reader) -> JsonResponse:
-    with engine().connect() as connection:
-        return JsonResponse(show_task(read_visible_task(connection, token, parse_task_id(task_id)), token))
+async def read_task(task_id: str, token: Reader) -> JsonResponse:
+    def read() -> JsonResponse:
+        with engine().connect() as connection:
+            return JsonResponse(show_task(read_visible_task(connection, token, parse_task_id(task_id)), token))
+
+    return await call_ledger(read)
 
 
 @router.get("/{task_id}/transitions")
-def read_transitions(task_id: str, token: Reader) -> JsonResponse:
-    with engine().connect() as connection:
-        task = read_visible_task(connection, token, parse_task_id(task_id))
-        history = task_details.read_transitions(connection, task.task_id)
-    return JsonResponse({"taskId": task.task_id, "transitions": [show_transition(each, token) for each in history]})
+async def read_transitions(task_id: str, token: Reader) -> JsonResponse:
+    def read() -> JsonResponse:
+        with engine().connect() as connection:
+            task = read_visible_task(connection, token, parse_task_id(task_id))
+            history = [show_transition(each, token) for each in task_details.read_transitions(connection, task.task_id)]
+        return JsonResponse({"taskId": task.task_id, "transitions": history})
+
+    return await call_ledger(read)
 
 
 def parse_task_id(value: str) -> uuid.UUID:

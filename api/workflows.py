@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 import uuid
+from functools import partial
 from typing import Annotated, Final
 
 import anyio
 from fastapi import APIRouter, Query
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from api.authorization import require_scope
 from api.json_responses import JsonResponse
+from api.ledger_calls import call_ledger
 from api.submission import read_idempotency_key, receipt, submit_and_commit
 from api.tokens import Scope, Token
 from api.visible_errors import show_task
@@ -39,7 +40,7 @@ Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False
 async def apply(request: Request, token: Submitter, wait: Wait = 0) -> JsonResponse:
     """Answer with the whole task if it is final within `wait` seconds, otherwise with a receipt."""
     raw, key = await request.body(), read_idempotency_key(request)
-    submitted = await run_in_threadpool(lambda: submit_and_commit(token, NewTask(TYPE, read_json(raw)), key))
+    submitted = await call_ledger(lambda: submit_and_commit(token, NewTask(TYPE, read_json(raw)), key))
     if wait and (task := await _wait_until_final(request, submitted.task_id, wait)):
         return JsonResponse(show_task(task, token))
     return receipt(submitted)
@@ -48,7 +49,7 @@ async def apply(request: Request, token: Submitter, wait: Wait = 0) -> JsonRespo
 async def _wait_until_final(request: Request, task_id: uuid.UUID, seconds: float) -> StoredTask | None:
     """Return the task, or None if it was not final in time or the client disconnected."""
     deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
-    while not (task := await run_in_threadpool(_read_if_final, task_id)):
+    while not (task := await call_ledger(partial(_read_if_final, task_id))):
         remaining = deadline - time.monotonic()
         if remaining <= 0 or await request.is_disconnected():
             return None

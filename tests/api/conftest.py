@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from api.app import app
 from outbox.after_commit_publisher import after_commit_publisher
 from tests.api.callers import Callers
+from tests.api.server import Server
 from tests.servers import ServersOfTests
 
 
@@ -18,6 +19,14 @@ def client(stack: ServersOfTests) -> Iterator[TestClient]:
     """Return a client to which unexpected errors are answered, as by a server, instead of raised into the test."""
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture
+def server(stack: ServersOfTests) -> Iterator[Server]:
+    server = Server()
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
-import anyio.to_thread
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
 import settings
+from api import ledger_calls
 from api.app import app
 from tests.servers import ServersOfTests
 
@@ -36,15 +37,20 @@ def test_an_api_with_an_unmigrated_ledger_is_not_ready(
     assert answer.json()["error"]["code"] == "schema_mismatch"
 
 
-def test_healthz_answers_while_all_threads_wait_for_the_ledger() -> None:
-    async def ask() -> int:
-        limiter = anyio.to_thread.current_default_thread_limiter()
-        for _ in range(int(limiter.total_tokens)):
-            limiter.acquire_on_behalf_of_nowait(object())
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://api") as client:
-            return (await asyncio.wait_for(client.get("/healthz"), 10)).status_code
+def test_while_all_threads_wait_for_the_ledger_an_api_is_alive_and_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_calls, "SECONDS", 0.2)
+    is_over = threading.Event()
 
-    assert asyncio.run(ask()) == 200
+    async def ask() -> list[int]:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://api") as client:
+            return [(await asyncio.wait_for(client.get(path), 10)).status_code for path in ("/healthz", "/readyz")]
+
+    waiting = [ledger_calls._threads.submit(is_over.wait) for _ in range(ledger_calls.THREADS)]
+    try:
+        assert asyncio.run(ask()) == [200, 503]
+    finally:
+        is_over.set()
+    assert [each.result(10) for each in waiting] == [True] * ledger_calls.THREADS
 
 
 def test_metrics_have_the_content_type_of_prometheus(client: TestClient) -> None:

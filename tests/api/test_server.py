@@ -6,53 +6,19 @@ import json
 import logging
 import select
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-import uvicorn
 
 from api import http_protocol, workflows
-from api.app import app
 from api.error_middleware import SECURITY_HEADERS
-from api.http_protocol import GuardedProtocol
 from tasks.submission.json_lines import LINE_LIMIT
 from tests.api.callers import FLAKY, make_token
+from tests.api.server import Server
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
-
-
-class Server:
-    """uvicorn in a thread of this process."""
-
-    def __init__(self) -> None:
-        self.uvicorn = uvicorn.Server(
-            uvicorn.Config(app, port=0, http=GuardedProtocol, log_config=None, log_level="trace", lifespan="off")
-        )
-        self.thread = threading.Thread(target=self.uvicorn.run)
-
-    def start(self) -> None:
-        self.thread.start()
-        wait_until(lambda: self.uvicorn.started, "uvicorn listens", seconds=20)
-
-    def stop(self) -> None:
-        self.uvicorn.should_exit = True
-        self.thread.join()
-
-    def connect(self) -> socket.socket:
-        port = self.uvicorn.servers[0].sockets[0].getsockname()[1]
-        return socket.create_connection(("127.0.0.1", port), timeout=20)
-
-
-@pytest.fixture
-def server(stack: ServersOfTests) -> Iterator[Server]:
-    server = Server()
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

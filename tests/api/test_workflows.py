@@ -7,10 +7,10 @@ import threading
 import time
 from typing import Any
 
-import anyio.to_thread
 import httpx2
 import pytest
 
+from api import ledger_calls
 from api.app import app
 from api.tokens import Scope
 from models.engine import engine
@@ -106,12 +106,11 @@ def test_waiting_requests_hold_neither_a_thread_nor_a_connection(caller: Caller)
 
 async def _many_wait(caller: Caller) -> None:
     headers = {"Authorization": f"Bearer {caller.token}"}
-    threads = int(anyio.to_thread.current_default_thread_limiter().total_tokens)
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://api", headers=headers, timeout=60) as client:
         waiting = [
             asyncio.create_task(client.post(f"{APPLY}?wait=60", json=workflow(number)))
-            for number in range(threads + 10)
+            for number in range(3 * ledger_calls.THREADS)
         ]
         while len(ids := await asyncio.to_thread(work.rows, "id")) < len(waiting):
             await asyncio.sleep(0.02)
