@@ -15,7 +15,9 @@ Partition keys. A submit waits for the commit of the previous transaction with t
 of a key is the order of commits.
 
 `submit_many` locks keys in sorted order, so two calls do not deadlock. Transactions that call `submit` several times
-must keep to one order themselves.
+must keep to one order themselves. If two of them deadlock nevertheless, PostgreSQL ends one, which gets `LedgerBusy`:
+its caller rolls back and repeats the whole transaction. A lock that is not free in time (`lock_timeout`) raises
+`LedgerBusy`, too. A serialization failure stays SQLAlchemy's error, which callers in those isolation levels handle.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 import settings
 from models.driver_values import array, array_of_ids
@@ -44,6 +47,10 @@ from tasks.core.task_ids import fresh_id, keyed_id
 from tasks.submission.envelope import CheckedTask, NewTask, UnknownQueue, check_task
 
 CHUNK: Final = 1000
+BUSY: Final = {
+    "40P01": "This transaction and another one waited for each other's keys (deadlock).",
+    "55P03": "Another transaction holds the same key for longer than the lock timeout.",
+}
 
 # submit: → QUEUED. The function is in models/migrations/versions/0001_ledger.sql.
 SUBMIT: Final = Prepared("""
@@ -116,10 +123,15 @@ def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitte
     ledger, deletes those that this call has inserted.
     """
     given = [check_task(new) for new in tasks]
-    if isinstance(session, Engine):
-        with (begin_autocommit if len(given) == 1 else begin)(session) as connection:
-            return _submit_checked(connection, given)
-    return _submit_checked(session, given)
+    try:
+        if isinstance(session, Engine):
+            with (begin_autocommit if len(given) == 1 else begin)(session) as connection:
+                return _submit_checked(connection, given)
+        return _submit_checked(session, given)
+    except DBAPIError as error:
+        if message := BUSY.get(getattr(error.orig, "pgcode", None) or ""):
+            raise LedgerBusy(f"{message} Nothing was submitted: repeat the whole transaction.") from error
+        raise
 
 
 def _submit_checked(session: Db, given: Sequence[CheckedTask]) -> list[Submitted]:

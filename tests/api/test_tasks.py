@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
 from starlette.requests import Request
 
 from api import principals
@@ -21,7 +23,9 @@ from tasks import submit
 from tasks.core.task_ids import keyed_id
 from tasks.execution.deliver import ingest
 from tests.api.callers import FLAKY, Callers, expect_error
+from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
+from tests.tasks.deliveries import scalar
 
 MANY_KEYS = json.dumps({str(number): number for number in range(MAX_KEYS + 1)}).encode()
 INVALID = [  # body, status, code
@@ -206,6 +210,23 @@ def test_a_submit_does_not_wait_forever_for_another_transaction_with_the_same_ke
     expect_error(answer, 503, "ledger_busy")
     assert answer.headers["retry-after"] == "1"
     assert caller.submit({"n": 1}, key="k").status_code == 202
+
+
+def test_a_deadlock_with_another_transaction_is_busy_and_can_be_repeated(
+    callers: Callers, stack: ServersOfTests
+) -> None:
+    """The request holds its partition key and waits for its idempotency key; the other transaction does the reverse."""
+    caller = callers(name="a")
+    with Session(stack.cluster.superuser) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(text("SET LOCAL deadlock_timeout = '1min'"))  # so that the server ends the request
+        submit(other, FLAKY, key="a:k")
+        answer = pool.submit(caller.submit, key="k", partitionKey="p")
+        wait_until(lambda: scalar("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0, "the request waits")
+        submit(other, FLAKY, partition_key="a:p")
+        other.rollback()
+    assert "repeat the whole transaction" in expect_error(answer.result(), 503, "ledger_busy")
+    assert answer.result().headers["retry-after"] == "1"
+    assert caller.submit(key="k", partitionKey="p").status_code == 202
 
 
 def test_an_invalid_key_is_rejected(callers: Callers) -> None:
