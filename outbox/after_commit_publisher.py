@@ -3,6 +3,7 @@
 The first event is published at once. Events that arrive in the following milliseconds are published together; the
 busier the process, the longer the thread gathers. The caller never waits: if the queue is full, the destination is
 unreachable or half of the lease is over, the relay publishes the events. See docs/protocol.md, Leased at insert.
+Errors of the database are counted at once, and audited when it answers again; see Codes there.
 
 All events that a process leases at insert carry one random token. This is a sufficient fence: the process never claims,
 so a row that was claimed since then carries another token and never this one again.
@@ -22,16 +23,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError
-
 import settings
 from failpoint import failpoint
 from models.engine import make_engine
-from models.errors import CeleriacError
 from models.process_singleton import OnePerProcess
+from outbox.audit import DATABASE_ERRORS, DatabaseErrors
 from outbox.circuit import Circuits
 from outbox.destinations import OpenDestinations, UnknownDestination
-from outbox.lease import ClaimedEvent, release_lease_many
+from outbox.lease import ClaimedEvent
 from outbox.publishers.contract import DestinationDown, Result
 from outbox.settle import Settlement
 
@@ -43,6 +42,7 @@ MOST_AT_ONCE: Final = 500  # events
 GATHER_SECONDS_EACH: Final = 0.002
 GATHER_SECONDS: Final = 0.05
 EXIT_PATIENCE_SECONDS: Final = 2.0
+AUDIT_RETRY_SECONDS: Final = 5.0  # between two attempts to audit database errors while no event arrives
 
 # When the events of one transaction were handed over, the events, and what to set after they were tried.
 HandOver = tuple[float, Sequence[ClaimedEvent], threading.Event | None]
@@ -61,6 +61,7 @@ class AfterCommitPublisher:
         self._queue: queue.SimpleQueue[HandOver] = queue.SimpleQueue()
         self._destinations = OpenDestinations(current)
         self._left_to_relay: set[str] = set()
+        self._database_errors = DatabaseErrors(self.worker_id)
         self._is_closed = False
         self._start = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -114,7 +115,11 @@ class AfterCommitPublisher:
     def _run(self) -> None:
         gather_until = 0.0
         while not (self._is_closed and self._queue.empty()):
-            taken = [self._queue.get()]
+            try:
+                taken = [self._queue.get(timeout=AUDIT_RETRY_SECONDS if self._database_errors.are_unwritten else None)]
+            except queue.Empty:
+                self._audit_database_errors()
+                continue
             time.sleep(max(0.0, gather_until - time.monotonic()))
             count = len(taken[0][1])
             with suppress(queue.Empty):
@@ -123,8 +128,9 @@ class AfterCommitPublisher:
                     count += len(taken[-1][1])
             try:
                 self._publish_fresh(taken)
-            except (DBAPIError, CeleriacError) as error:
-                logger.warning("The relay will publish these events: %s", str(error).partition("\n")[0])
+                self._audit_database_errors()
+            except DATABASE_ERRORS as error:
+                self._database_errors.note(error)
             except Exception:
                 logger.exception("The relay will publish these events.")
             finally:
@@ -134,6 +140,10 @@ class AfterCommitPublisher:
             gather_until = time.monotonic() + min(GATHER_SECONDS, GATHER_SECONDS_EACH * (len(taken) - 1))
         self._destinations.close()
         self._engine.dispose()
+
+    def _audit_database_errors(self) -> None:
+        with suppress(*DATABASE_ERRORS):  # the database still does not answer; the errors are kept
+            self._database_errors.write(self._engine)
 
     def _publish_fresh(self, taken: Sequence[HandOver]) -> None:
         """Publish the events, by destination, whose lease is not half over."""
@@ -150,13 +160,12 @@ class AfterCommitPublisher:
         started_at = time.monotonic()
         results = self._results(name, events)
         with self._engine.connect() as connection:
+            settlement = Settlement(connection, self.settings, self.worker_id)
             if results is None:
-                ids = [event.id for event in events]
-                release_lease_many(connection, ids, self.worker_id, lease_token=self.lease_token)
-                connection.commit()
+                settlement.release(events)
                 return
             failpoint("after_commit.published")
-            Settlement(connection, self.settings, self.worker_id).settle(
+            settlement.settle(
                 list(zip(events, results, strict=True)),
                 seconds=time.monotonic() - started_at,
                 audit_successes=not self._destinations.open(name).is_wakeup,
@@ -175,8 +184,9 @@ class AfterCommitPublisher:
             results = destination.publisher.publish(events)
         except UnknownDestination:
             return None
-        except DestinationDown:
-            self.circuits.failed(name)
+        except DestinationDown as error:
+            wait = self.circuits.failed(name)
+            logger.warning("Destination %s is unreachable, next try in %.0f s: %s", name, wait, error.message)
             return None
         self.circuits.answered(name)
         return results

@@ -6,15 +6,21 @@ says SENT, and the history of the task says the rest.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 import metrics
+from models.errors import Unreachable
 from models.sql import sql
+
+logger = logging.getLogger(__name__)
 
 
 class AuditCode(StrEnum):
@@ -30,6 +36,7 @@ class AuditCode(StrEnum):
 
 
 QUERY_CANCELED: Final = "57014"
+DATABASE_ERRORS: Final = (DBAPIError, Unreachable)
 
 AUDIT: Final = sql("""
     INSERT INTO ledger.outbox_audit (outbox_id, code, worker_id, detail)
@@ -72,3 +79,45 @@ def code_of(error: Exception) -> AuditCode:
     """Return the code of a database error: a statement that was cancelled took too long."""
     is_timeout = isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == QUERY_CANCELED
     return AuditCode.DB_TIMEOUT if is_timeout else AuditCode.DB_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """An error of the database that is not audited yet."""
+
+    sentence: str
+    first_at: float
+    count: int = 1
+
+    @property
+    def detail(self) -> str:
+        seconds = time.monotonic() - self.first_at
+        return f"{self.sentence} (number of errors: {self.count}; the first was {seconds:.0f} s before this entry)"
+
+
+class DatabaseErrors:
+    """The database errors of one publisher: logged and counted at once, audited when the database answers again."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self._unwritten: dict[AuditCode, _Noted] = {}
+
+    @property
+    def are_unwritten(self) -> bool:
+        return bool(self._unwritten)
+
+    def note(self, error: Exception) -> None:
+        """Log and count an error, and keep it for the audit: one entry per code, with the latest message."""
+        code, sentence = code_of(error), str(error).partition("\n")[0]
+        count(code)
+        logger.error("%s: %s", code, sentence)
+        earlier = self._unwritten.get(code, _Noted(sentence, time.monotonic(), 0))
+        self._unwritten[code] = replace(earlier, sentence=sentence, count=earlier.count + 1)
+
+    def write(self, engine: Engine) -> None:
+        """Audit the errors that were noted. If the database still does not answer, raise and keep them."""
+        if self._unwritten:
+            with engine.begin() as connection:
+                for code, noted in self._unwritten.items():
+                    write(connection, code, {None: noted.detail}, worker_id=self.worker_id)
+            self._unwritten.clear()

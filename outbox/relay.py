@@ -20,17 +20,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from failpoint import failpoint
 from models.driver_values import UnparsableJson
 from models.engine import make_engine
-from models.errors import Unreachable
-from outbox import audit
-from outbox.audit import AuditCode
+from outbox.audit import DATABASE_ERRORS, DatabaseErrors
 from outbox.circuit import Circuits
 from outbox.destinations import OpenDestinations, UnknownDestination
-from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox, release_lease_many
+from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox
 from outbox.lease_statements import DESTINATIONS
 from outbox.publishers.contract import DestinationDown, Failed
 from outbox.settle import Settlement
@@ -65,7 +62,7 @@ class Relay:
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}"
         self.circuits = Circuits()
         self._destinations = OpenDestinations(settings)
-        self._unwritten: dict[AuditCode, str] = {}
+        self._database_errors = DatabaseErrors(self.worker_id)
 
     @classmethod
     def of(cls, settings: Settings) -> Relay:
@@ -80,13 +77,10 @@ class Relay:
         """
         deadline = time.monotonic() + budget_seconds
         try:
-            self._write_database_errors()
+            self._database_errors.write(self.engine)
             done = self._drain_all(deadline)
-        except (DBAPIError, Unreachable) as error:
-            code, sentence = audit.code_of(error), str(error).partition("\n")[0]
-            audit.count(code)
-            logger.error("%s: %s", code, sentence)
-            self._unwritten[code] = sentence
+        except DATABASE_ERRORS as error:
+            self._database_errors.note(error)
             done = Ticked()
         has_more = done.sent > 0 and time.monotonic() >= deadline
         interval = self.settings.outbox_publish_interval_ms / 1000
@@ -171,18 +165,8 @@ class Relay:
         """Count an attempt of one event, the probe, and release the others. A wake-up does not die of this."""
         wait = self.circuits.failed(name)
         logger.warning("Destination %s is unreachable, next try in %.0f s: %s", name, wait, error.message)
-        probe, *others = events
-        ids = [event.id for event in others]
-        release_lease_many(settlement.connection, ids, self.worker_id, lease_token=probe.lease_token)
         may_die = not self._destinations.open(name).is_wakeup
-        return Ticked(*settlement.charge_probe(probe, error.message, may_die=may_die))
-
-    def _write_database_errors(self) -> None:
-        if self._unwritten:
-            with self.engine.begin() as connection:
-                for code, sentence in self._unwritten.items():
-                    audit.write(connection, code, {None: sentence}, worker_id=self.worker_id)
-            self._unwritten.clear()
+        return Ticked(*settlement.charge_probe(events, error.message, may_die=may_die))
 
 
 def _is_unreadable(event: ClaimedEvent) -> bool:

@@ -77,18 +77,29 @@ class Settlement:
         _measure(None, dead=died)
         return died
 
-    def charge_probe(self, probe: ClaimedEvent, error: str, *, may_die: bool) -> tuple[int, int, int]:
-        """Count an attempt of the event that found its destination unreachable."""
+    def charge_probe(self, events: Sequence[ClaimedEvent], error: str, *, may_die: bool) -> tuple[int, int, int]:
+        """Count an attempt of the first event, the probe that found its destination unreachable; release the others.
+
+        The last attempt of a probe that may not die is audited and counted like every other, but not charged.
+        """
+        probe, *others = events
         failed = died = 0
         if not self._is_last_attempt(probe):
             failed = self._retry({probe.id: (UNREACHABLE + error, self._wait_ms(probe, None))}, [probe])
         elif may_die:
             died = self._bury({probe.id: UNREACHABLE + error}, [probe])
         else:
-            lease.release_lease_many(self.connection, [probe.id], self.worker_id, lease_token=probe.lease_token)
+            released = self._change("release", lease.release_lease_many, [probe.id], events)
+            failed = self._audit(AuditCode.RETRY, {id_: UNREACHABLE + error for id_ in released})
+        self._change("release", lease.release_lease_many, [event.id for event in others], events)
         self.connection.commit()
         _measure(None, failure=failed, dead=died)
         return 0, failed, died
+
+    def release(self, events: Sequence[ClaimedEvent]) -> None:
+        """Release events that were not published. No attempt is counted."""
+        self._change("release", lease.release_lease_many, [event.id for event in events], events)
+        self.connection.commit()
 
     def drop_duplicates(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
         """Return the events that must be published; see docs/protocol.md, Dedup.
