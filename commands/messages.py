@@ -188,7 +188,8 @@ OUTBOX_OUTCOMES: Final = (
         "outbox_flush_dead",
         "The event is DEAD.",
         "The destination rejected the event for good, or all attempts failed.",
-        "Correct the cause that `last_error` names, then run `manage.py outbox requeue-dead` or `discard-dead`.",
+        "Correct the cause that `last_error` names, then run `manage.py outbox requeue-dead` or `discard-dead`. "
+        "A wake-up that died because the broker was unreachable is requeued when the broker answers.",
     ),
     Entry(
         "outbox_flush_conflict",
@@ -204,13 +205,13 @@ OUTBOX_OUTCOMES: Final = (
     ),
     Entry(
         "outbox_flush_db_timeout",
-        "A statement of the relay timed out.",
+        "A statement of a relay, or of a process that published after its commit, timed out.",
         "PostgreSQL cancelled the statement: it is overloaded, or a lock is held for long.",
         "Look for long transactions in `pg_stat_activity`. The relay tries again.",
     ),
     Entry(
         "outbox_flush_db_error",
-        "A statement of the relay failed.",
+        "A statement of a relay, or of a process that published after its commit, failed.",
         "PostgreSQL is unreachable or rejected the statement; the detail has its error.",
         "Read PostgreSQL's log. The relay tries again.",
     ),

@@ -20,6 +20,9 @@ from models.status import EventStatus
 _DUE_AT: Final = text("coalesce(next_retry_at, '-infinity')")
 _UNORDERED: Final = text("status IN ('NEW', 'RETRYING') AND ordering_key IS NULL")
 _ORDERED: Final = text("ordering_key IS NOT NULL AND status <> 'SENT'")
+_UNREACHABLE: Final = text("status IN ('RETRYING', 'DEAD') AND last_error LIKE 'unreachable: %'")
+_IDS: Final = text("(payload -> 'ids')")
+_DEAD_WAKEUPS: Final = text("status = 'DEAD' AND destination LIKE 'celery:%'")
 _IDENTITY: Final = text("coalesce(dedup_key, payload_sha)")
 _IDENTIFIED: Final = text("status = 'SENT' AND coalesce(dedup_key, payload_sha) IS NOT NULL")
 
@@ -42,13 +45,15 @@ class OutboxEvent(Base):
         Index("ix_outbox_event_unsent", "destination", _DUE_AT, "id", postgresql_where=_UNORDERED),
         # Of each ordering key only the first event that is not SENT can be claimed.
         Index("ix_outbox_event_ordered", "destination", "ordering_key", "id", postgresql_where=_ORDERED),
-        # When a destination answers again, its failed events become due at once.
-        Index("ix_outbox_event_retrying", "destination", postgresql_where=text("status = 'RETRYING'")),
+        # When a destination answers again, events that failed because it was unreachable are due at once.
+        Index("ix_outbox_event_unreachable", "destination", "status", postgresql_where=_UNREACHABLE),
         # check_dedup looks for a SENT event. Wake-ups have no payload_sha, so they are not in it.
         Index("ix_outbox_event_dedup", "destination", _IDENTITY, postgresql_where=_IDENTIFIED),
         # Pruning deletes the oldest SENT events; operators list the dead ones.
         Index("ix_outbox_event_sent", "sent_at", postgresql_where=text("status = 'SENT'")),
         Index("ix_outbox_event_dead", "id", postgresql_where=text("status = 'DEAD'")),
+        # A task that is woken again replaces its dead wake-up.
+        Index("ix_outbox_event_dead_wakeups", _IDS, postgresql_using="gin", postgresql_where=_DEAD_WAKEUPS),
         {"postgresql_with": FREQUENT_UPDATES},
     )
 

@@ -39,7 +39,7 @@ class Destination:
 
     publisher: Publisher
     dedup: bool = False  # look for an earlier event with the same payload first
-    is_wakeup: bool = False  # its events do not become DEAD because it is unreachable
+    is_wakeup: bool = False  # events that died because it was unreachable start again when it answers
 
 
 class OpenDestinations:

@@ -138,18 +138,51 @@ DEDUP: Final = sql("""
         ORDER BY e.sent_at DESC, e.id DESC LIMIT 1) AS sent
 """)
 
-# The destinations that have unsent events.
-DESTINATIONS: Final = sql(f"WITH RECURSIVE {WAITING} SELECT destination FROM waiting")
+# The last error of an event begins like this if its destination gave no answer. An index depends on it.
+UNREACHABLE: Final = "unreachable: "
+_GOT_NO_ANSWER: Final = f"e.last_error LIKE '{UNREACHABLE}%'"
+_DIED_UNANSWERED: Final = f"e.destination = :destination AND e.status = 'DEAD' AND {_GOT_NO_ANSWER}"
+
+# The destinations that have unsent events, or wake-ups that died because it was unreachable (`has_dead`).
+DESTINATIONS: Final = sql(f"""
+    WITH RECURSIVE {WAITING}
+    SELECT destination, bool_or(is_dead) AS has_dead FROM (
+        SELECT destination, false AS is_dead FROM waiting
+        UNION ALL
+        SELECT name, true FROM unnest(CAST(:wakeups AS text[])) AS name WHERE EXISTS (
+            SELECT FROM ledger.outbox_event e WHERE e.destination = name AND e.status = 'DEAD' AND {_GOT_NO_ANSWER})
+    ) AS found GROUP BY destination ORDER BY destination
+""")
 
 # make due: RETRYING because the destination was unreachable → due now.
-MAKE_DUE: Final = sql("""
+MAKE_DUE: Final = sql(f"""
     WITH held_back AS MATERIALIZED (
         SELECT e.id FROM ledger.outbox_event e
         WHERE e.destination = :destination AND e.status = 'RETRYING' AND e.lease_token IS NULL
-          AND e.last_error LIKE :prefix AND e.next_retry_at > (SELECT ledger.ledger_now())
+          AND {_GOT_NO_ANSWER} AND e.next_retry_at > (SELECT ledger.ledger_now())
         ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE ledger.outbox_event e SET next_retry_at = (SELECT ledger.ledger_now())
     FROM held_back WHERE e.id = held_back.id
+""")
+
+# dead probe: the first event that died because the destination was unreachable; it is not changed.
+DEAD_PROBE: Final = sql(f"""
+    SELECT e.id, e.destination, e.payload, e.payload_sha, e.headers, e.attempt_count, gen_random_uuid(),
+           greatest(e.created_at, e.next_retry_at)
+    FROM ledger.outbox_event e WHERE {_DIED_UNANSWERED} ORDER BY e.id LIMIT 1
+""")
+# requeue: DEAD because the destination was unreachable → NEW, due now; attempts start again.
+REQUEUE_UNANSWERED: Final = sql(f"""
+    WITH died AS MATERIALIZED (
+        SELECT e.id, e.attempt_count, e.last_error FROM ledger.outbox_event e WHERE {_DIED_UNANSWERED}
+        ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED),
+    audits AS (
+        INSERT INTO ledger.outbox_audit (outbox_id, code, worker_id, detail)
+        SELECT id, 'outbox_requeued', :worker_id,
+               format('the destination answers again; failures: %s, last error: %s', attempt_count, last_error)
+        FROM died)
+    UPDATE ledger.outbox_event e SET status = 'NEW', attempt_count = 0, next_retry_at = NULL
+    FROM died WHERE e.id = died.id RETURNING e.id
 """)
 
 NOW: Final = sql("SELECT ledger.ledger_now()")

@@ -6,6 +6,9 @@ lease expires and another relay claims the events again: an event that was alrea
 event is lost.
 
     claim (committed) ─► look for duplicates ─► publish ─► ack | retry | dead (one transaction) ─► claim …
+
+A wake-up that died because the broker was unreachable is requeued when the broker answers again. If no other event is
+left to find that out, the dead wake-up itself is the probe: it is published and stays DEAD until there is an answer.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ from models.driver_values import UnparsableJson
 from models.engine import make_engine
 from outbox.audit import DATABASE_ERRORS, DatabaseErrors
 from outbox.circuit import Circuits
-from outbox.destinations import OpenDestinations, UnknownDestination
+from outbox.destinations import CELERY, OpenDestinations, UnknownDestination
 from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox
 from outbox.lease_statements import DESTINATIONS
-from outbox.publishers.contract import DestinationDown, Failed
+from outbox.publishers.contract import DestinationDown, Failed, NotTried, Publisher, Result
 from outbox.settle import Settlement
 from settings import Settings
 
@@ -62,6 +65,7 @@ class Relay:
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}"
         self.circuits = Circuits()
         self._destinations = OpenDestinations(settings)
+        self._wakeups = [CELERY + queue for queue in (*settings.ingest_queues, settings.ingest_dlq_queue) if queue]
         self._database_errors = DatabaseErrors(self.worker_id)
 
     @classmethod
@@ -92,15 +96,15 @@ class Relay:
 
     def _drain_all(self, deadline: float) -> Ticked:
         with self.engine.begin() as connection:
-            waiting = connection.execute(DESTINATIONS).scalars().all()
-        names = [name for name in waiting if self.circuits.allows(name) != 0]
-        if len(names) <= 1:
-            return sum((self._drain(name, deadline) for name in names), Ticked())
-        with ThreadPoolExecutor(min(len(names), AT_ONCE), thread_name_prefix="relay") as pool:
-            return sum(pool.map(lambda name: self._drain(name, deadline), names), Ticked())
+            found = connection.execute(DESTINATIONS, {"wakeups": self._wakeups}).all()
+        open_ones = [(name, has_dead) for name, has_dead in found if self.circuits.allows(name) != 0]
+        if len(open_ones) <= 1:
+            return sum((self._drain(name, has_dead, deadline) for name, has_dead in open_ones), Ticked())
+        with ThreadPoolExecutor(min(len(open_ones), AT_ONCE), thread_name_prefix="relay") as pool:
+            return sum(pool.map(lambda found: self._drain(*found, deadline), open_ones), Ticked())
 
-    def _drain(self, name: str, deadline: float) -> Ticked:
-        """Publish the due events of one destination.
+    def _drain(self, name: str, has_dead: bool, deadline: float) -> Ticked:
+        """Publish the due events of one destination. `has_dead`: some wake-ups died because it was unreachable.
 
         Claims read the index upwards from a floor, so that they pass the dead entries of sent events once. They start
         at the bottom again if an event there may be due again, or may have become visible late: ids do not become
@@ -122,9 +126,12 @@ class Relay:
                     floor = floor.above(events)
                     ticked = self._publish(name, events, settlement, claimed_at)
                     unfinished |= ticked.sent < len(events) or any(event.ordering_key is not None for event in events)
+                    unfinished |= allowed is not None  # the destination answers again: events below are due, too
                     done += ticked
                 elif floor != NO_FLOOR and (unfinished or time.monotonic() - looked_below_at > LOOK_BELOW_SECONDS):
                     floor, looked_below_at, unfinished = NO_FLOOR, time.monotonic(), False
+                elif has_dead and self._revive(name, settlement):
+                    floor, has_dead = NO_FLOOR, False
                 else:
                     break
         return done
@@ -144,29 +151,53 @@ class Relay:
             return Ticked()
         started_at = time.monotonic()
         try:
-            results = destination.publisher.publish(fresh)
+            results = _results(name, destination.publisher, fresh)
         except DestinationDown as error:
-            return self._on_unreachable(name, fresh, settlement, error)
-        except Exception as error:  # a bug of the publisher; without a counted attempt the event would return for ever
-            logger.exception("The publisher of %s raised an unexpected error.", name)
-            results = [Failed(f"{type(error).__name__}: {error}")] * len(fresh)
+            self._on_unreachable(name, error)
+            return Ticked(*settlement.charge_probe(fresh, error.message))
         failpoint("relay.after_publish")
         if self.circuits.answered(name):
             logger.warning("Destination %s answers again.", name)
-            settlement.make_due(name)
+            settlement.resume(name, requeue_dead=destination.is_wakeup)
         held = {event.id for event in settlement.renew(fresh, claimed_at)}
         outcomes = [(event, result) for event, result in zip(fresh, results, strict=True) if event.id in held]
         seconds = time.monotonic() - started_at
         return Ticked(*settlement.settle(outcomes, seconds=seconds, audit_successes=not destination.is_wakeup))
 
-    def _on_unreachable(
-        self, name: str, events: Sequence[ClaimedEvent], settlement: Settlement, error: DestinationDown
-    ) -> Ticked:
-        """Count an attempt of one event, the probe, and release the others. A wake-up does not die of this."""
+    def _revive(self, name: str, settlement: Settlement) -> bool:
+        """Requeue the wake-ups that died because their queue was unreachable, if it answers again.
+
+        One of them is published to find out, and once more when it is claimed: a repeated wake-up is harmless.
+        """
+        probe = settlement.find_dead_probe(name)
+        if probe is None:
+            return False
+        try:
+            (result,) = _results(name, self._destinations.open(name).publisher, [probe])
+        except DestinationDown as error:
+            self._on_unreachable(name, error)
+            settlement.audit_dead_probe(probe, error.message)
+            return False
+        if isinstance(result, NotTried):
+            return False
+        self.circuits.answered(name)
+        logger.warning("Destination %s answers again. Its dead wake-ups are requeued.", name)
+        settlement.resume(name, requeue_dead=True)
+        return True
+
+    def _on_unreachable(self, name: str, error: DestinationDown) -> None:
         wait = self.circuits.failed(name)
         logger.warning("Destination %s is unreachable, next try in %.0f s: %s", name, wait, error.message)
-        may_die = not self._destinations.open(name).is_wakeup
-        return Ticked(*settlement.charge_probe(events, error.message, may_die=may_die))
+
+
+def _results(name: str, publisher: Publisher, events: Sequence[ClaimedEvent]) -> Sequence[Result]:
+    try:
+        return publisher.publish(events)
+    except DestinationDown:
+        raise
+    except Exception as error:  # a bug of the publisher; without a counted attempt the event would return for ever
+        logger.exception("The publisher of %s raised an unexpected error.", name)
+        return [Failed(f"{type(error).__name__}: {error}")] * len(events)
 
 
 def _is_unreadable(event: ClaimedEvent) -> bool:

@@ -17,11 +17,9 @@ from outbox import audit, lease
 from outbox.audit import AuditCode
 from outbox.backoff import backoff_ms
 from outbox.lease import ClaimedEvent
-from outbox.lease_statements import MAKE_DUE, NOW
+from outbox.lease_statements import DEAD_PROBE, MAKE_DUE, NOW, REQUEUE_UNANSWERED, UNREACHABLE
 from outbox.publishers.contract import Failed, NotTried, Refused, Result, Sent
 from settings import Settings
-
-UNREACHABLE = "unreachable: "
 
 
 class Settlement:
@@ -77,20 +75,14 @@ class Settlement:
         _measure(None, dead=died)
         return died
 
-    def charge_probe(self, events: Sequence[ClaimedEvent], error: str, *, may_die: bool) -> tuple[int, int, int]:
-        """Count an attempt of the first event, the probe that found its destination unreachable; release the others.
-
-        The last attempt of a probe that may not die is audited and counted like every other, but not charged.
-        """
+    def charge_probe(self, events: Sequence[ClaimedEvent], error: str) -> tuple[int, int, int]:
+        """Count an attempt of the first event, the probe that found its destination unreachable; release the others."""
         probe, *others = events
         failed = died = 0
-        if not self._is_last_attempt(probe):
-            failed = self._retry({probe.id: (UNREACHABLE + error, self._wait_ms(probe, None))}, [probe])
-        elif may_die:
+        if self._is_last_attempt(probe):
             died = self._bury({probe.id: UNREACHABLE + error}, [probe])
         else:
-            released = self._change("release", lease.release_lease_many, [probe.id], events)
-            failed = self._audit(AuditCode.RETRY, {id_: UNREACHABLE + error for id_ in released})
+            failed = self._retry({probe.id: (UNREACHABLE + error, self._wait_ms(probe, None))}, [probe])
         self._change("release", lease.release_lease_many, [event.id for event in others], events)
         self.connection.commit()
         _measure(None, failure=failed, dead=died)
@@ -126,10 +118,27 @@ class Settlement:
         self.connection.commit()
         return [event for event in events if event.id in kept]
 
-    def make_due(self, destination: str) -> None:
-        """Make the events due that wait because the destination was unreachable: it answers again."""
-        self.connection.execute(MAKE_DUE, {"destination": destination, "prefix": f"{UNREACHABLE}%"})
+    def resume(self, destination: str, *, requeue_dead: bool) -> None:
+        """Make the events due that wait because the destination was unreachable: it answers again.
+
+        With `requeue_dead`, those that died of it start again, too.
+        """
+        self.connection.execute(MAKE_DUE, {"destination": destination})
+        if requeue_dead:
+            self.connection.execute(REQUEUE_UNANSWERED, {"destination": destination, "worker_id": self.worker_id})
         self.connection.commit()
+
+    def find_dead_probe(self, destination: str) -> ClaimedEvent | None:
+        """Return an event that died because the destination was unreachable. It is not leased, and stays DEAD."""
+        row = self.connection.execute(DEAD_PROBE, {"destination": destination}).one_or_none()
+        self.connection.commit()
+        return ClaimedEvent(*row) if row else None
+
+    def audit_dead_probe(self, probe: ClaimedEvent, error: str) -> None:
+        """Record that the destination is still unreachable. The event is not changed."""
+        self._audit(AuditCode.RETRY, {probe.id: UNREACHABLE + error})
+        self.connection.commit()
+        _measure(None, failure=1)
 
     def _retry(self, failures: Mapping[int, tuple[str, float]], events: Sequence[ClaimedEvent]) -> int:
         if not failures:

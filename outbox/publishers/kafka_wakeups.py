@@ -1,8 +1,9 @@
 """Publish wake-ups as records of KAFKA_TOPIC, for INGEST_QUEUE=kafka. A record is {"ids": […]} and nothing else.
 
 Wake-ups that are published together become one record, as they become one message of Celery. If Kafka accepts none of
-them, the cause is not a wake-up but the topic: it is missing, has too few replicas, or must not be written. They then
-wait as for an unreachable Kafka, and none becomes DEAD.
+them, the cause is not a wake-up but the topic: it is missing, has too few replicas, or must not be written. They are
+then treated as for an unreachable Kafka: only the probe counts attempts, and a dead one starts again when Kafka accepts
+wake-ups.
 """
 
 from __future__ import annotations

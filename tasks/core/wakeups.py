@@ -57,7 +57,8 @@ def insert_wakeups(source: str) -> str:
         FROM woken WHERE lease_token IS NOT NULL)"""
 
 
-# wake_again: QUEUED|RETRYING → unchanged, with a new wake-up, due now or in some seconds.
+# wake_again: QUEUED|RETRYING → unchanged, with a new wake-up, due now or in some seconds. It replaces the dead wake-ups
+# that name only these tasks: otherwise every repetition for a queue that refuses them would leave one more, for ever.
 _WAITED: Final = """CASE WHEN :in_line THEN
             at - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at) ELSE '0' END"""
 WAKE_AGAIN: Final = sql(f"""
@@ -72,6 +73,14 @@ WAKE_AGAIN: Final = sql(f"""
             updated_at = CASE WHEN :restarts_grace THEN at ELSE task.updated_at END
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, type, queue, priority, isolated, CASE WHEN :seconds > 0 THEN last_wakeup_at END AS due_at),
+    dead AS MATERIALIZED (
+        SELECT id FROM ledger.outbox_event
+        WHERE status = 'DEAD' AND destination LIKE '{CELERY}%'
+          AND payload -> 'ids' ?| ARRAY(SELECT CAST(id AS text) FROM waiting)
+          AND payload -> 'ids' <@ (SELECT jsonb_agg(id) FROM waiting)
+        ORDER BY id FOR UPDATE SKIP LOCKED),
+    replaced AS (DELETE FROM ledger.outbox_event event USING dead WHERE event.id = dead.id),
+    replaced_audits AS (DELETE FROM ledger.outbox_audit audit USING dead WHERE audit.outbox_id = dead.id),
     {insert_wakeups("waiting")}
     SELECT (SELECT count(*) FROM waiting), (SELECT count(*) FROM woken), ours FROM wakeups
 """)

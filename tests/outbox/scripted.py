@@ -1,4 +1,4 @@
-"""A destination that a test controls, and the counts of the audit codes."""
+"""A destination and a clock that a test controls, and the counts of the audit codes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ class Scripted:
 
     def close(self) -> None:
         pass
+
+
+class Clock:
+    """A clock for circuits, moved by the test."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def scripted(relay: Relay, name: str, answer: Callable[[ClaimedEvent], Result], **how: bool) -> Scripted:

@@ -120,6 +120,7 @@ def at_a_closed_port(url: str) -> Any:
     ids=["timeout", "error", "unreachable"],
 )
 def test_a_database_error_of_a_publishing_process_is_counted_at_once_and_audited_when_the_database_answers_again(
+    *,
     broken: Callable[[str], Any],
     code: str,
     reason: str,

@@ -25,7 +25,7 @@ from outbox.relay import Relay
 from settings import ROOT
 from tests.outbox.ledger import WAKEUP, arrived, audits, insert, move, rows, stored_ids, woken
 from tests.outbox.publishers.case import stopped
-from tests.outbox.scripted import audit_counts, scripted
+from tests.outbox.scripted import Clock, audit_counts, scripted
 from tests.servers import ServersOfTests
 
 
@@ -182,14 +182,9 @@ def test_a_relay_that_resumes_after_its_lease_was_reclaimed_writes_nothing_but_a
     assert detail.startswith("ack: now NEW, held by the other one until ")
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_no_wakeup_dies_while_the_broker_is_unreachable_for_twenty_minutes(relay: Relay, stack: ServersOfTests) -> None:
+def test_an_outage_of_twenty_minutes_charges_only_the_probes_and_kills_none_of_fifty_wakeups(
+    relay: Relay, stack: ServersOfTests
+) -> None:
     clock = Clock()
     relay.circuits = Circuits(clock)
     down = True

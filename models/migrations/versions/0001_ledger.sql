@@ -225,11 +225,14 @@ CREATE INDEX ix_outbox_event_unsent ON ledger.outbox_event (destination, coalesc
     WHERE status IN ('NEW', 'RETRYING') AND ordering_key IS NULL;
 CREATE INDEX ix_outbox_event_ordered ON ledger.outbox_event (destination, ordering_key, id)
     WHERE ordering_key IS NOT NULL AND status <> 'SENT';
-CREATE INDEX ix_outbox_event_retrying ON ledger.outbox_event (destination) WHERE status = 'RETRYING';
+CREATE INDEX ix_outbox_event_unreachable ON ledger.outbox_event (destination, status)
+    WHERE status IN ('RETRYING', 'DEAD') AND last_error LIKE 'unreachable: %';
 CREATE INDEX ix_outbox_event_dedup ON ledger.outbox_event (destination, coalesce(dedup_key, payload_sha))
     WHERE status = 'SENT' AND coalesce(dedup_key, payload_sha) IS NOT NULL;
 CREATE INDEX ix_outbox_event_sent ON ledger.outbox_event (sent_at) WHERE status = 'SENT';
 CREATE INDEX ix_outbox_event_dead ON ledger.outbox_event (id) WHERE status = 'DEAD';
+CREATE INDEX ix_outbox_event_dead_wakeups ON ledger.outbox_event USING gin ((payload -> 'ids'))
+    WHERE status = 'DEAD' AND destination LIKE 'celery:%';
 
 -- A transaction that inserts an event with an ordering key waits for the commit of the previous one with that key, and
 -- draws the id afterwards. So ids within a key follow the order of commits, also for plain INSERTs. The lock depends on

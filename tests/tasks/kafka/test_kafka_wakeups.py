@@ -91,7 +91,7 @@ def test_a_missing_topic_is_named_in_the_error_and_no_wakeup_is_lost(topic: Topi
 
 
 @pytest.mark.guarantee
-def test_wakeups_are_retried_with_growing_pauses_until_kafka_is_reachable(
+def test_a_wakeup_for_a_dead_port_is_retried_then_dead_and_its_tasks_run_when_kafka_is_reachable(
     topic: Topic, worker: NewWorker, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:65530")
@@ -113,8 +113,9 @@ def test_wakeups_are_retried_with_growing_pauses_until_kafka_is_reachable(
         clock += 100
         move(stack, 100)
     relay.close()
-    assert [event.attempt_count for event in seen] == [1, 2, 2, 2]  # the last attempt is never counted
-    assert {event.status for event in seen} == {"RETRYING"}
+    assert [event.attempt_count for event in seen] == [1, 2, 3, 3]
+    assert [event.status for event in seen] == ["RETRYING", "RETRYING", "DEAD", "DEAD"]
+    assert [event.next_retry_at for event in seen[2:]] == [None, None]
     assert all("Kafka is unreachable" in event.last_error and event.sent_at is None for event in seen)
     waits = [event.next_retry_at for event in seen[:2]]
     assert waits == sorted(set(waits))
