@@ -60,7 +60,7 @@ class OutboxEvent(Base):
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
     destination: Mapped[str]
     payload: Mapped[Json]
-    payload_sha: Mapped[str | None]
+    payload_sha: Mapped[str | None]  # a trigger fills it in, except for wake-ups
     headers: Mapped[JsonObject]
     # "C" sorts by bytes, which is also how Python sorts strings.
     ordering_key: Mapped[str | None] = mapped_column(Text(collation="C"))

@@ -168,7 +168,7 @@ class AfterCommitPublisher:
             settlement.settle(
                 list(zip(events, results, strict=True)),
                 seconds=time.monotonic() - started_at,
-                audit_successes=not self._destinations.open(name).is_wakeup,
+                audit_as_batch=self._destinations.open(name).is_wakeup,
             )
 
     def _results(self, name: str, events: Sequence[ClaimedEvent]) -> Sequence[Result] | None:

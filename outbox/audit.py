@@ -1,7 +1,7 @@
 """The audit of the outbox: the outcome of each attempt, by code.
 
-Every outcome is counted. It is also written to `outbox_audit`, except for the success of a wake-up: the event itself
-says SENT, and the history of the task says the rest.
+Every outcome is counted and written to `outbox_audit`. Successes are written by the statement that marks the events as
+SENT (outbox/lease_statements.py): one row for each event, and for wake-ups one row for each batch.
 """
 
 from __future__ import annotations

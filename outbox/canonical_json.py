@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Final
 
 from models.errors import Misuse
@@ -15,6 +17,8 @@ from models.errors import Misuse
 MAX_BYTES: Final = 1_048_576
 MAX_DEPTH: Final = 64
 MAX_KEYS: Final = 10_000
+# Text, to step over it; and numbers that PostgreSQL stores in another form: with an exponent, and negative zero.
+_STORED_DIFFERENTLY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?e[+-]\d+|-0\.0(?!\d)')
 
 
 class BadPayload(Misuse):
@@ -96,8 +100,20 @@ def canonical_json(value: Any, *, what: str = "payload") -> str:
 
 
 def payload_sha(written: str) -> str:
-    """Return the SHA-256 of canonical JSON, in hexadecimal."""
+    """Return the SHA-256 of canonical JSON, in hexadecimal. Numbers are hashed as the digits that the database stores.
+
+    The database computes the same hash for a plain INSERT (`outbox_canonical_json` in the migration).
+    """
+    if "e+" in written or "e-" in written or "-0.0" in written:
+        written = _STORED_DIFFERENTLY.sub(_as_stored, written)
     return hashlib.sha256(written.encode()).hexdigest()
+
+
+def _as_stored(found: re.Match[str]) -> str:
+    text = found[0]
+    if text.startswith('"'):
+        return text
+    return "0.0" if text == "-0.0" else format(Decimal(text), "f")
 
 
 def _check_shape(value: Any, written: str, what: str) -> None:

@@ -15,7 +15,8 @@ drops the event and writes nothing.
 
 Each function has a batch form: one statement that locks its rows in the order of their ids and returns the ids that it
 changed. Only `claim_outbox` commits; the others leave that to the caller. Without a token (`lease_token=None`) the
-holder's name and an unexpired lease decide; see docs/protocol.md, The lease functions.
+holder's name and an unexpired lease decide; see docs/protocol.md, The lease functions. A program that knows only
+`locked_by` and `locked_at` may take part: its lock holds off a claim for the lease of the worker that claims.
 """
 
 from __future__ import annotations
@@ -31,7 +32,18 @@ from sqlalchemy.orm import Session
 
 from models.driver_values import storable
 from models.errors import Misuse
-from outbox.lease_statements import ACK, CLAIM_ANY, CLAIM_GIVEN, DEAD, DEDUP, RELEASE, RENEW, RETRY
+from outbox.lease_statements import (
+    ACK,
+    ACK_AND_AUDIT,
+    ACK_AND_AUDIT_BATCH,
+    CLAIM_ANY,
+    CLAIM_GIVEN,
+    DEAD,
+    DEDUP,
+    RELEASE,
+    RENEW,
+    RETRY,
+)
 
 Db = Session | Connection
 Token = uuid.UUID | None
@@ -136,23 +148,40 @@ def ack_sent_many(
     db: Db, external_ids: Mapping[int, str | None], worker_id: str, *, lease_token: Token = None
 ) -> set[int]:
     """Mark events as SENT, each with its external id or None."""
-    texts = [text and storable(text) for text in external_ids.values()]
-    return _execute(db, ACK, worker_id, lease_token, external_ids, external_id=texts)
+    return _execute(db, ACK, worker_id, lease_token, external_ids, external_id=_storable(external_ids))
+
+
+def ack_sent_audited(
+    db: Db, external_ids: Mapping[int, str | None], worker_id: str, *, lease_token: Token = None, as_batch: bool = False
+) -> dict[int, datetime]:
+    """Mark events as SENT and audit them in the same statement. Return their `sent_at`.
+
+    `as_batch` writes one audit row for all events instead of one for each. Its time is their `sent_at`.
+    """
+    if not external_ids:
+        return {}
+    values = {"id": list(external_ids), "external_id": _storable(external_ids)}
+    values |= {"worker_id": worker_id, "lease_token": lease_token}
+    rows = connection_of(db).execute(ACK_AND_AUDIT_BATCH if as_batch else ACK_AND_AUDIT, values)
+    return {row.id: row.sent_at for row in rows}
 
 
 def fail_retry(
-    db: Db, outbox_id: int, worker_id: str, error: str, next_attempt_at: datetime, *, lease_token: Token = None
+    db: Db, outbox_id: int, worker_id: str, error: str, next_attempt_at: datetime | str, *, lease_token: Token = None
 ) -> bool:
-    """Mark an event as RETRYING, due at a time that the caller computed. Return False if the lease is lost."""
+    """Mark an event as RETRYING, due at a time that the caller computed. Return False if the lease is lost.
+
+    The time may be text in the form of ISO 8601. Either way it needs a time zone.
+    """
     return bool(fail_retry_many(db, {outbox_id: (error, next_attempt_at)}, worker_id, lease_token=lease_token))
 
 
 def fail_retry_many(
-    db: Db, failures: Mapping[int, tuple[str, datetime]], worker_id: str, *, lease_token: Token = None
+    db: Db, failures: Mapping[int, tuple[str, datetime | str]], worker_id: str, *, lease_token: Token = None
 ) -> set[int]:
     """Mark events as RETRYING, each with its error and the time of its next attempt."""
     errors = [_tail(error) for error, _ in failures.values()]
-    times = [at for _, at in failures.values()]
+    times = [_time(at) for _, at in failures.values()]
     return _execute(db, RETRY, worker_id, lease_token, failures, error=errors, next_attempt_at=times)
 
 
@@ -222,6 +251,21 @@ def _idle_connection(db: Db) -> Connection:
     if db.in_transaction() or (isinstance(bind, Connection) and bind.in_transaction()):
         raise Misuse("claim_outbox commits, but this connection has an open transaction: end it or use another one.")
     return connection_of(db)
+
+
+def _storable(external_ids: Mapping[int, str | None]) -> list[str | None]:
+    return [text and storable(text) for text in external_ids.values()]
+
+
+def _time(given: datetime | str) -> datetime:
+    """Return a time that means the same on every machine. Raises Misuse."""
+    try:
+        at = datetime.fromisoformat(given) if isinstance(given, str) else given
+    except ValueError:
+        raise Misuse(f"{given!r} is not a time: write it like 2026-01-30T12:00:00+00:00.") from None
+    if at.tzinfo is None:
+        raise Misuse(f"The time {at.isoformat()} needs a time zone.")
+    return at
 
 
 def _tail(error: str) -> str:

@@ -8,20 +8,23 @@ from sqlalchemy import TextClause
 
 from models.sql import sql
 
-# A row that the caller still holds. With a token the token decides; without one, the name and a live lease.
+# A row that the caller still holds. With a token the token decides; without one, the name and a live lease. A row that
+# another program locked with `locked_by` and `locked_at` alone does not say how long its lease is: the name decides.
 _HELD: Final = """
     e.status IN ('NEW', 'RETRYING') AND e.locked_by = :worker_id
-    AND CASE WHEN CAST(:lease_token AS uuid) IS NULL THEN e.lease_until > (SELECT at FROM clock)
+    AND CASE WHEN CAST(:lease_token AS uuid) IS NULL THEN coalesce(e.lease_until > (SELECT at FROM clock), true)
              ELSE e.lease_token = CAST(:lease_token AS uuid) END
 """
 _RELEASED: Final = "locked_by = NULL, locked_at = NULL, lease_token = NULL, lease_until = NULL"
 
 
-def _held_update(changes: str, **columns: str) -> TextClause:
+def _held_update(changes: str, *, audit: str = "", **columns: str) -> TextClause:
     """Return a statement for a batch: it locks the held rows in the order of their ids, then changes them.
 
-    `columns` are the names and types of further arrays that have one value per id.
+    `columns` are the names and types of further arrays that have one value per id. `audit` selects from `changed`
+    what is written to the audit in the same statement.
     """
+    update = f"UPDATE ledger.outbox_event e SET {changes} FROM held JOIN given USING (id) WHERE e.id = held.id"
     arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in {"id": "bigint", **columns}.items())
     return sql(f"""
         WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
@@ -29,8 +32,15 @@ def _held_update(changes: str, **columns: str) -> TextClause:
         held AS MATERIALIZED (
             SELECT e.id FROM ledger.outbox_event e WHERE e.id IN (SELECT id FROM given) AND {_HELD}
             ORDER BY e.id FOR NO KEY UPDATE OF e)
-        UPDATE ledger.outbox_event e SET {changes} FROM held JOIN given USING (id) WHERE e.id = held.id RETURNING e.id
+        {_audited(update, audit) if audit else f"{update} RETURNING e.id"}
     """)
+
+
+def _audited(update: str, audit: str) -> str:
+    """Return the end of a statement that changes rows and audits them. It returns their ids and `sent_at`."""
+    return f""", changed AS ({update} RETURNING e.id, e.destination, e.external_id, e.sent_at),
+        audits AS (INSERT INTO ledger.outbox_audit (code, worker_id, outbox_id, detail, created_at) {audit})
+        SELECT id, sent_at FROM changed"""
 
 
 # waiting: the destinations that have unsent events, found by skipping from one to the next in the two indexes.
@@ -49,7 +59,10 @@ WAITING: Final = f"""
 _GIVEN: Final = "waiting AS (SELECT CAST(:only AS text) AS destination)"
 
 _DUE_AT: Final = "coalesce(e.next_retry_at, '-infinity')"
-_FREE: Final = "(e.lease_until IS NULL OR e.lease_until <= (SELECT at FROM clock))"
+# A row that is locked by `locked_by` and `locked_at` alone is free again after the lease of the worker that asks.
+_FREE: Final = """(CASE WHEN e.lease_until IS NOT NULL THEN e.lease_until <= (SELECT at FROM clock)
+                 ELSE e.locked_at IS NULL
+                      OR e.locked_at < (SELECT at FROM clock) - make_interval(secs => :lease_seconds) END)"""
 _UNORDERED: Final = "e.destination = waiting.destination AND e.status IN ('NEW', 'RETRYING') AND e.ordering_key IS NULL"
 
 # The three kinds of due events. Each is the part of an index range above the floor (`Floor` in outbox/lease.py).
@@ -102,9 +115,23 @@ CLAIM_ANY: Final = sql(_CLAIM.format(waiting=WAITING))
 CLAIM_GIVEN: Final = sql(_CLAIM.format(waiting=_GIVEN))
 
 # ack: held → SENT.
-ACK: Final = _held_update(
+_SENT: Final = (
     "status = 'SENT', sent_at = (SELECT at FROM clock), next_retry_at = NULL, last_error = NULL, "
-    f"external_id = given.external_id, {_RELEASED}",
+    f"external_id = given.external_id, {_RELEASED}"
+)
+ACK: Final = _held_update(_SENT, external_id="text")
+# ack, each event audited: held → SENT.
+ACK_AND_AUDIT: Final = _held_update(
+    _SENT,
+    audit="SELECT 'outbox_flush_success', :worker_id, id, coalesce(external_id, ''), sent_at FROM changed",
+    external_id="text",
+)
+# ack, audited as one batch: held → SENT. The entry belongs to the first event, and is pruned with it.
+ACK_AND_AUDIT_BATCH: Final = _held_update(
+    _SENT,
+    audit="""SELECT 'outbox_flush_success', :worker_id, min(id),
+               format('%s sent to %s, ids %s to %s', count(*), min(destination), min(id), max(id)), min(sent_at)
+        FROM changed HAVING count(*) > 0""",
     external_id="text",
 )
 # retry: held → RETRYING, one more failure, due again at the given time.
@@ -158,7 +185,7 @@ DESTINATIONS: Final = sql(f"""
 MAKE_DUE: Final = sql(f"""
     WITH held_back AS MATERIALIZED (
         SELECT e.id FROM ledger.outbox_event e
-        WHERE e.destination = :destination AND e.status = 'RETRYING' AND e.lease_token IS NULL
+        WHERE e.destination = :destination AND e.status = 'RETRYING' AND e.locked_at IS NULL
           AND {_GOT_NO_ANSWER} AND e.next_retry_at > (SELECT ledger.ledger_now())
         ORDER BY e.id FOR NO KEY UPDATE SKIP LOCKED)
     UPDATE ledger.outbox_event e SET next_retry_at = (SELECT ledger.ledger_now())
@@ -181,7 +208,8 @@ REQUEUE_UNANSWERED: Final = sql(f"""
         SELECT id, 'outbox_requeued', :worker_id,
                format('the destination answers again; failures: %s, last error: %s', attempt_count, last_error)
         FROM died)
-    UPDATE ledger.outbox_event e SET status = 'NEW', attempt_count = 0, next_retry_at = NULL
+    UPDATE ledger.outbox_event e
+    SET status = 'NEW', attempt_count = 0, next_retry_at = NULL, locked_by = NULL, locked_at = NULL
     FROM died WHERE e.id = died.id RETURNING e.id
 """)
 

@@ -97,11 +97,11 @@ class Relay:
     def _drain_all(self, deadline: float) -> Ticked:
         with self.engine.begin() as connection:
             found = connection.execute(DESTINATIONS, {"wakeups": self._wakeups}).all()
-        open_ones = [(name, has_dead) for name, has_dead in found if self.circuits.allows(name) != 0]
-        if len(open_ones) <= 1:
-            return sum((self._drain(name, has_dead, deadline) for name, has_dead in open_ones), Ticked())
-        with ThreadPoolExecutor(min(len(open_ones), AT_ONCE), thread_name_prefix="relay") as pool:
-            return sum(pool.map(lambda found: self._drain(*found, deadline), open_ones), Ticked())
+        allowed = [row for row in found if self.circuits.allows(row.destination) != 0]
+        if len(allowed) <= 1:
+            return sum((self._drain(row.destination, row.has_dead, deadline) for row in allowed), Ticked())
+        with ThreadPoolExecutor(min(len(allowed), AT_ONCE), thread_name_prefix="relay") as pool:
+            return sum(pool.map(lambda row: self._drain(row.destination, row.has_dead, deadline), allowed), Ticked())
 
     def _drain(self, name: str, has_dead: bool, deadline: float) -> Ticked:
         """Publish the due events of one destination. `has_dead`: some wake-ups died because it was unreachable.
@@ -162,7 +162,7 @@ class Relay:
         held = {event.id for event in settlement.renew(fresh, claimed_at)}
         outcomes = [(event, result) for event, result in zip(fresh, results, strict=True) if event.id in held]
         seconds = time.monotonic() - started_at
-        return Ticked(*settlement.settle(outcomes, seconds=seconds, audit_successes=not destination.is_wakeup))
+        return Ticked(*settlement.settle(outcomes, seconds=seconds, audit_as_batch=destination.is_wakeup))
 
     def _revive(self, name: str, settlement: Settlement) -> bool:
         """Requeue the wake-ups that died because their queue was unreachable, if it answers again.

@@ -34,9 +34,12 @@ class Settlement:
         self.worker_id = worker_id
 
     def settle(
-        self, outcomes: Sequence[tuple[ClaimedEvent, Result]], *, seconds: float, audit_successes: bool
+        self, outcomes: Sequence[tuple[ClaimedEvent, Result]], *, seconds: float, audit_as_batch: bool
     ) -> tuple[int, int, int]:
-        """Write the results of a publish that took `seconds`. Return how many events were sent, failed and died."""
+        """Write the results of a publish that took `seconds`. Return how many events were sent, failed and died.
+
+        `audit_as_batch` writes one audit row for all successes instead of one for each.
+        """
         sent: dict[int, str | None] = {}
         retries: dict[int, tuple[str, float]] = {}
         dead: dict[int, str] = {}
@@ -54,17 +57,21 @@ class Settlement:
                 case Failed(error, retry_after):
                     retries[event.id] = (error, self._wait_ms(event, retry_after))
         events = [event for event, _ in outcomes]
-        acked = self._change("ack", lease.ack_sent_many, sent, events)
-        self._audit(AuditCode.SUCCESS, {id_: sent[id_] or "" for id_ in acked}, count_only=not audit_successes)
+        acked: dict[int, datetime] = {}  # the event's `sent_at`
+        if sent:
+            token = events[0].lease_token
+            acked = lease.ack_sent_audited(
+                self.connection, sent, self.worker_id, lease_token=token, as_batch=audit_as_batch
+            )
+            self._audit_conflicts("ack", sent.keys() - acked.keys())
+            audit.count(AuditCode.SUCCESS, len(acked))
         failpoint("relay.in_settle")
         failed = self._retry(retries, events)
         died = self._bury(dead, events)
         self._change("release", lease.release_lease_many, untried, events)
-        if acked:
-            now: datetime = self.connection.execute(NOW).scalar_one()
-            delays = [(now - event.waiting_since).total_seconds() for event in events if event.id in acked]
-            metrics.observe_many(metrics.OUTBOX_PUBLISH_DELAY_SECONDS, delays)
         self.connection.commit()
+        delays = [(acked[event.id] - event.waiting_since).total_seconds() for event in events if event.id in acked]
+        metrics.observe_many(metrics.OUTBOX_PUBLISH_DELAY_SECONDS, delays)
         _measure(seconds, success=len(acked), failure=failed, dead=died)
         return len(acked), failed, died
 
@@ -159,14 +166,15 @@ class Settlement:
         if not rows:
             return set()
         changed = write(self.connection, rows, self.worker_id, lease_token=events[0].lease_token)
-        lost = sorted(set(rows) - changed)
-        audit.write_conflicts(self.connection, lost, name, worker_id=self.worker_id)
-        audit.count(AuditCode.CONFLICT, len(lost))
+        self._audit_conflicts(name, set(rows) - changed)
         return changed
 
-    def _audit(self, code: AuditCode, details: Mapping[int | None, str], *, count_only: bool = False) -> int:
-        if not count_only:
-            audit.write(self.connection, code, details, worker_id=self.worker_id)
+    def _audit_conflicts(self, during: str, lost: Collection[int]) -> None:
+        audit.write_conflicts(self.connection, sorted(lost), during, worker_id=self.worker_id)
+        audit.count(AuditCode.CONFLICT, len(lost))
+
+    def _audit(self, code: AuditCode, details: Mapping[int | None, str]) -> int:
+        audit.write(self.connection, code, details, worker_id=self.worker_id)
         audit.count(code, len(details))
         return len(details)
 

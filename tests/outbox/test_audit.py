@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import Connection, event, make_url
 
 import outbox
 import settings
@@ -16,6 +16,7 @@ from models.sql import sql
 from outbox import after_commit_publisher as after_commit
 from outbox.after_commit_publisher import AfterCommitPublisher, after_commit_publisher
 from outbox.lease import ClaimedEvent, claim_outbox
+from outbox.prune import prune
 from outbox.publishers.contract import DestinationDown, Result, Sent
 from outbox.relay import Relay
 from tests.outbox.ledger import WAKEUP, arrived, audits, insert, move, rows
@@ -132,7 +133,11 @@ def test_a_database_error_of_a_publishing_process_is_counted_at_once_and_audited
     monkeypatch.setattr(after_commit, "AUDIT_RETRY_SECONDS", 0.01)  # no further event arrives
     blocker = engine().connect()
     lock = sql("LOCK TABLE ledger.outbox_event IN ACCESS EXCLUSIVE MODE")
-    ours = publisher_that_has_published(monkeypatch, lambda: blocker.execute(lock) and None)
+
+    def block() -> None:
+        blocker.execute(lock)
+
+    ours = publisher_that_has_published(monkeypatch, block)
     working = ours._engine
     ours._engine = broken(settings.current().database_url)
     before = audit_counts()
@@ -147,8 +152,8 @@ def test_a_database_error_of_a_publishing_process_is_counted_at_once_and_audited
     ours._engine.dispose()
     ours._engine = working
     assert ours.wait_until_idle(10)
-    ((event, worker, detail),) = details(code)
-    assert (event, worker) == (None, ours.worker_id)
+    ((event_id, worker, detail),) = details(code)
+    assert (event_id, worker) == (None, ours.worker_id)
     assert reason in detail
     assert audit_counts() - before == {code: 1}
     move(stack, settings.current().outbox_submit_lease_seconds + 1)
@@ -174,6 +179,68 @@ def test_a_database_error_of_the_relay_is_counted_at_once_and_audited_when_the_d
     publisher.answer = lambda _event: Sent()
     move(stack, relay.settings.outbox_lease_seconds + 1)
     assert relay.tick().sent == 1
-    ((event, worker, detail),) = details("outbox_flush_db_error")
-    assert (event, worker) == (None, relay.worker_id)
+    ((event_id, worker, detail),) = details("outbox_flush_db_error")
+    assert (event_id, worker) == (None, relay.worker_id)
     assert "number of errors: 1; the first was 0 s before this entry" in detail
+
+
+def test_the_wakeups_of_a_batch_are_audited_by_one_entry_with_their_time_and_other_events_by_one_each(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    wakeups = insert(WAKEUP, 450)  # more than two claims
+    scripted(relay, "hook", lambda each: Sent(f"their {each.id}"))
+    hooked = insert("hook", 3)
+    before = audit_counts()
+    assert relay.tick().sent == 453
+    assert audit_counts() - before == {"outbox_flush_success": 453}
+    entries = details("outbox_flush_success")
+    assert {id_: detail for id_, _, detail in entries if id_ in hooked} == {id_: f"their {id_}" for id_ in hooked}
+    batches = sorted((id_, detail) for id_, _, detail in entries if id_ not in hooked)
+    assert [id_ for id_, _ in batches] == [wakeups[0], wakeups[200], wakeups[400]]
+    assert batches[0][1] == f"200 sent to celery:ingest, ids {wakeups[0]} to {wakeups[199]}"
+    assert {worker for _, worker, _ in entries} == {relay.worker_id}
+    entry = "SELECT FROM ledger.outbox_audit a WHERE a.created_at = sent_at AND a.outbox_id <= outbox_event.id"
+    assert rows("id", f"NOT EXISTS ({entry})") == []  # every event has the time of its entry
+
+
+def test_a_wakeup_that_a_process_publishes_after_its_commit_is_audited_without_a_further_statement(
+    stack: ServersOfTests,
+) -> None:
+    add_wakeup()
+    ours = after_commit_publisher()
+    assert ours.wait_until_idle(10)
+    seen: list[str] = []
+
+    def note(_connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    event.listen(ours._engine, "before_cursor_execute", note)
+    add_wakeup()
+    assert ours.wait_until_idle(10)
+    assert len(seen) == 1
+    assert [worker for _, worker, _ in details("outbox_flush_success")] == [ours.worker_id] * 2
+    with engine().begin() as connection:
+        times = connection.execute(sql("SELECT created_at FROM ledger.outbox_audit ORDER BY id")).scalars().all()
+    assert times == [sent_at for (sent_at,) in rows("sent_at")]
+
+
+def test_a_success_that_comes_too_late_is_audited_as_a_conflict_and_not_as_a_success(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    def sleep_while_another_reclaims(_event: ClaimedEvent) -> Result:
+        reclaim(stack, relay.settings.outbox_lease_seconds, WAKEUP)
+        return Sent()
+
+    scripted(relay, WAKEUP, sleep_while_another_reclaims, is_wakeup=True)
+    insert(WAKEUP)
+    before = audit_counts()
+    assert relay.tick(budget_seconds=0.1).sent == 0
+    assert audits() == audit_counts() - before == {"outbox_flush_conflict": 1}
+
+
+def test_the_audit_of_a_batch_of_wakeups_is_pruned_with_them(relay: Relay, stack: ServersOfTests) -> None:
+    insert(WAKEUP, 5)
+    assert relay.tick().sent == 5
+    move(stack, 3 * 3600)
+    assert prune(engine(), hours=1).events == 5
+    assert audits() == {}

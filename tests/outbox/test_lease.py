@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
+from models.errors import Misuse
 from outbox.lease import (
     LAST_ERROR_LIMIT,
     Db,
@@ -78,6 +79,30 @@ def test_a_failed_event_is_not_claimed_before_the_time_that_its_caller_computed(
     assert claim_outbox(db, "me") == []
     outbox.move_clock(91)
     assert [(claimed.id, claimed.attempt_count) for claimed in claim_outbox(db, "me")] == [(event, 4)]
+
+
+@pytest.mark.parametrize("text", ["2100-01-30T12:00:00+00:00", "2100-01-30 13:00:00+01", "2100-01-30T12:00:00Z"])
+def test_the_time_of_the_next_attempt_may_be_text(outbox: OutboxTable, db: Connection, text: str) -> None:
+    one, other = outbox.add_many(2)
+    token = token_of(db)
+    assert fail_retry(db, one, "me", "refused", text, lease_token=token) is True
+    assert fail_retry_many(db, {other: ("refused", text)}, "me", lease_token=token) == {other}
+    db.commit()
+    due = datetime(2100, 1, 30, 12, tzinfo=UTC)
+    assert [outbox.row(event)["next_retry_at"] for event in (one, other)] == [due, due]
+
+
+@pytest.mark.parametrize("wrong", ["tomorrow", "", "2100-01-30T12:00:00", datetime(2100, 1, 30, 12)])
+def test_a_time_that_means_something_else_on_another_machine_is_refused(
+    outbox: OutboxTable, db: Connection, wrong: datetime | str
+) -> None:
+    event = outbox.add()
+    token = token_of(db)
+    before = outbox.row(event)
+    with pytest.raises(Misuse, match="time"):
+        fail_retry(db, event, "me", "refused", wrong, lease_token=token)
+    db.commit()
+    assert outbox.row(event) == before
 
 
 @pytest.mark.parametrize("with_token", [True, False], ids=["with token", "without"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,11 @@ from tests.outbox.ledger import WAKEUP, arrived, audits, insert, move, rows, sto
 from tests.outbox.scripted import Clock, Scripted, audit_counts, scripted
 from tests.servers import ServersOfTests
 
-DEAD_OF_OUTAGE = {"status": "DEAD", "attempt_count": 10, "last_error": "unreachable: connection refused"}
+DEAD_OF_OUTAGE: dict[str, Any] = {
+    "status": "DEAD",
+    "attempt_count": 10,
+    "last_error": "unreachable: connection refused",
+}
 
 
 def refuse(_event: ClaimedEvent) -> Result:

@@ -24,7 +24,8 @@ DROP TABLE ledger.api_token, ledger.queue_limit, ledger.queue_pause, ledger.tick
     ledger.task_type, ledger.task_step, ledger.task_audit, ledger.task_tombstone,
     ledger.wakeup_horizon, ledger.task_lease, ledger.ingest_task_transition, ledger.ingest_task;
 DROP SEQUENCE ledger.ingest_task_key_seq;
-DROP FUNCTION ledger.outbox_event_in_turn, ledger.ledger_now;
+DROP FUNCTION ledger.outbox_event_payload_sha, ledger.outbox_canonical_json, ledger.outbox_event_in_turn,
+    ledger.ledger_now;
 DROP TABLE ledger.ledger_clock;
 DROP FUNCTION ledger.ledger_clock_guard;
 """

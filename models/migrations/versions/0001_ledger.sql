@@ -248,6 +248,50 @@ END $$;
 CREATE TRIGGER outbox_event_in_turn BEFORE INSERT ON ledger.outbox_event
 FOR EACH ROW WHEN (NEW.ordering_key IS NOT NULL) EXECUTE FUNCTION ledger.outbox_event_in_turn();
 
+-- The canonical text of JSON, as `outbox/canonical_json.py` hashes it: keys in the order of their code points, no spaces,
+-- numbers without an exponent and without needless zeros at the end of a fraction. NULL if it is nested more than 64
+-- levels deep, which Python refuses and which would exhaust the stack here. MATERIALIZED, because the planner would
+-- otherwise call the function twice for each member, and so 2^64 times for 64 levels.
+CREATE FUNCTION ledger.outbox_canonical_json(given jsonb, depth integer DEFAULT 1) RETURNS text
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    kind text := jsonb_typeof(given);
+BEGIN
+    IF kind = 'number' THEN
+        RETURN regexp_replace(CAST(given AS text), '(\.[0-9]+?)0+$', '\1');
+    ELSIF kind NOT IN ('object', 'array') THEN
+        RETURN CAST(given AS text);
+    ELSIF depth > 64 THEN
+        RETURN NULL;
+    ELSIF kind = 'object' THEN
+        RETURN (
+            WITH member AS MATERIALIZED (
+                SELECT key COLLATE "C" AS key, ledger.outbox_canonical_json(value, depth + 1) AS written
+                FROM jsonb_each(given))
+            SELECT CASE WHEN count(*) = count(written) THEN
+                '{' || coalesce(string_agg(CAST(to_json(key) AS text) || ':' || written, ',' ORDER BY key), '') || '}' END
+            FROM member);
+    END IF;
+    RETURN (
+        WITH member AS MATERIALIZED (
+            SELECT place, ledger.outbox_canonical_json(value, depth + 1) AS written
+            FROM jsonb_array_elements(given) WITH ORDINALITY AS element(value, place))
+        SELECT CASE WHEN count(*) = count(written) THEN
+            '[' || coalesce(string_agg(written, ',' ORDER BY place), '') || ']' END
+        FROM member);
+END $$;
+
+-- An event that is inserted without a hash gets it here. Wake-ups have none: they are never duplicates.
+CREATE FUNCTION ledger.outbox_event_payload_sha() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.payload_sha := encode(sha256(convert_to(ledger.outbox_canonical_json(NEW.payload), 'UTF8')), 'hex');
+    RETURN NEW;
+END $$;
+
+CREATE TRIGGER outbox_event_payload_sha BEFORE INSERT ON ledger.outbox_event
+FOR EACH ROW WHEN (NEW.payload_sha IS NULL AND NOT starts_with(NEW.destination, 'celery:'))
+EXECUTE FUNCTION ledger.outbox_event_payload_sha();
+
 CREATE TABLE ledger.outbox_audit (
     id bigint GENERATED ALWAYS AS IDENTITY,
     outbox_id bigint,
