@@ -31,6 +31,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield from _check_types()
     yield _check_beat()
     yield from _check_ticks()
+    yield from _check_dead_letters(settings)
 
 
 def _check_queues(
@@ -98,3 +99,17 @@ def _check_ticks() -> Iterator[Finding]:
         yield fail(f"tick.{name}", f"last run failed: {error}", "see the log of the worker that ran it")
     if not failed:
         yield ok("ticks", "last run succeeded")
+
+
+def _check_dead_letters(settings: Settings) -> Iterator[Finding]:
+    """Report a dead-letter queue that differs from the DEAD tasks, as after a broker that has lost its content."""
+    from tasks.operations.dead_letter_queue import difference  # noqa: PLC0415 - as above
+
+    try:
+        found = difference(engine(), settings)
+    except ProgrammingError:
+        return  # the check of the schema has reported it
+    if found is not None:
+        letters, dead = found
+        remedy = "wait a minute: the tick `prune` writes the queue again; if it does not, look at the line of the ticks"
+        yield warn("dead letters", f"{settings.ingest_dlq_queue} has {letters}, and {dead} tasks are DEAD", remedy)

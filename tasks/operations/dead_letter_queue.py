@@ -60,15 +60,24 @@ def sync(engine: Engine, current: settings.Settings, *, force: bool = False) -> 
     corrects them. `force` writes the queue even if the counts agree.
     """
     queue = current.ingest_dlq_queue
-    if not queue:
-        return 0
-    destination = CELERY + queue
-    before = _count(engine, destination)
-    waiting = broker.depths([queue])[queue]  # with `force` too: if the broker is unreachable, delete nothing
-    if not force and _may_be_equal(waiting, before, _count(engine, destination)):
+    if not queue or (difference(engine, current) is None and not force):
         return 0
     with single_flight(engine, SYNC, holder=this_process(), seconds=SYNC_SECONDS) as ours:
-        return _rewrite(engine, queue, destination) if ours else 0
+        return _rewrite(engine, queue, CELERY + queue) if ours else 0
+
+
+def difference(engine: Engine, current: settings.Settings) -> tuple[int, int] | None:
+    """Return the number of letters in the queue and of DEAD tasks, or None if they may be equal.
+
+    An unreachable broker is an error, also for `sync` with `force`: it must not delete anything then.
+    """
+    queue = current.ingest_dlq_queue
+    if not queue:
+        return None
+    before = _count(engine, CELERY + queue)
+    waiting = broker.depths([queue])[queue]
+    after = _count(engine, CELERY + queue)
+    return None if _may_be_equal(waiting, before, after) else (waiting, after.dead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,8 @@ class Claimed:
         return self.claim.tasks
 
 
-pytestmark = pytest.mark.usefixtures("known_handlers")
+# With a clock that stands still: on a busy machine a batch would take longer than a second, and release its rest.
+pytestmark = [pytest.mark.usefixtures("known_handlers", "clock"), pytest.mark.timeout(600)]
 claims: Bundle[Claimed] = Bundle("claims")
 
 

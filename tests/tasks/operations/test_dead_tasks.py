@@ -17,13 +17,14 @@ from celery import Celery
 from kombu import Queue
 
 import settings
+from checks import workers
 from models.clock import now
 from models.engine import engine
 from models.errors import Unreachable
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
-from tasks import broker
+from tasks import broker, ticks
 from tasks.execution.deliver import ingest
 from tasks.operations.dead_letter_queue import sync
 from tasks.operations.dead_tasks import Choice, count, discard, requeue
@@ -216,6 +217,19 @@ def test_a_queue_that_lost_its_letters_is_restored(shown: Shown) -> None:
     shown.add(tasks[0])
     assert shown.sync() == 3
     assert shown.take() == sorted(tasks)
+
+
+def test_a_broker_that_lost_the_letters_is_reported_until_the_prune_tick_has_restored_them(shown: Shown) -> None:
+    """As after a restart of the embedded stack, whose broker keeps nothing."""
+    dead(DIES, DIES, DIES)
+    shown.relay.tick()
+    assert list(workers._check_dead_letters(settings.current())) == []
+    broker.purge(DLQ)
+    (finding,) = workers._check_dead_letters(settings.current())
+    assert (finding.level, finding.message) == ("warn", "ingest.dlq has 0, and 3 tasks are DEAD")
+    assert ticks.run("prune")["letters"] == 3
+    shown.relay.tick()
+    assert list(workers._check_dead_letters(settings.current())) == []
 
 
 def test_letters_of_requeued_tasks_are_removed(shown: Shown) -> None:
