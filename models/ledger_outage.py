@@ -1,9 +1,9 @@
-"""Wait for a ledger that is unreachable: the one place that knows how long, how often, and who is told.
+"""Wait for a ledger that is unreachable. How long to pause, when to give up and what to log is decided here only.
 
 An outage of PostgreSQL costs time and never work (docs/protocol.md, Outages). A worker that has something to claim, to
 settle or to renew calls `wait_for_ledger` with it. While PostgreSQL does not answer, the call is repeated with growing
-pauses, without end unless the caller sets one. The call may have taken effect although its answer was lost, so it must
-be safe to repeat: our statements name a token, and a second call finds nothing left to do.
+pauses, without end unless the caller gives a limit. The call may have taken effect although its answer was lost, so it
+must be safe to repeat: our statements name a token, and a second call finds nothing left to do.
 
 `asks_to_repeat` and `is_outage` are the only two questions that the execution path asks about a database error.
 """
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 1.0  # so that work goes on within about a second after the outage
 REPETITIONS: Final = 5  # of a transaction that the database asks to repeat, without a pause
-LONGEST_CHAIN: Final = 10  # errors that were raised from each other
+LONGEST_CHAIN: Final = 10  # how many causes of an error are followed
 
 _REPEAT: Final = {
     "40001",  # serialization_failure
@@ -63,9 +63,10 @@ def is_outage(error: BaseException) -> bool:
 def wait_for_ledger(
     work: Callable[[], Answer], *, seconds: float = math.inf, pause: Callable[[float], object] = time.sleep
 ) -> Answer:
-    """Return what `work` returns, and repeat it while the ledger is unreachable, for so many seconds at most.
+    """Call `work` until the ledger answers, for at most `seconds`, and return what it returns.
 
-    `pause` is called between two attempts. It may raise to end the waiting.
+    A transaction that the database asks to repeat is repeated at once, a few times. Any other error is raised. `pause`
+    is called between two calls; it may raise to end the waiting.
     """
     give_up_at = time.monotonic() + seconds
     repetitions = 0
@@ -101,7 +102,7 @@ def _sqlstate(error: BaseException | None) -> str | None:
 
 
 class Outage:
-    """Whether this process waits for the ledger. One log line and one gauge for all of its threads."""
+    """Report that this process waits for the ledger: one log line and one gauge for all of its threads."""
 
     def __init__(self) -> None:
         self._since: float | None = None

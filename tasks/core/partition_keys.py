@@ -10,7 +10,7 @@ key, when it is requeued.
 
 Batches. A claim may take several consecutive tasks of a key into one batch, up to the first that has another type or
 queue, is not due, or is isolated. They run in order. The first that does not succeed ends the run, and those behind it
-are released (`tasks/execution/batch.py`).
+are released (`tasks/execution/run.py`).
 
 Wake-ups. The statement that finishes a task inserts the wake-up of the next one. It does not see a successor whose
 submit commits at the same moment, and that task's own wake-up may arrive too early. So a task that is next in line when

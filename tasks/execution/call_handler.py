@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def call_handler(claim: Claim, handler: Handler, tasks: Sequence[Task], db: HandlerSession | None = None) -> list[Any]:
-    """Return what the handler returned, once per task; raise what it raised. `db`: in this transaction.
+    """Return what the handler returned, one result per task, or raise what it raised.
 
-    A process that the handler forked ends here: it has our connections and our messages, and must not use them.
+    A transactional handler is given `db`. If the handler has forked and the child process returns, the child ends here:
+    it must not use the connections and messages that it shares with this process.
     """
     process = os.getpid()
     lease = claim.lease
@@ -38,7 +39,7 @@ def call_handler(claim: Claim, handler: Handler, tasks: Sequence[Task], db: Hand
         if os.getpid() == process:
             failpoint("ingest.in_handler")
             if db is not None:
-                db.take_stock()
+                db.flush_and_check()
     except BaseException as raised:
         error = raised
         raise

@@ -1,12 +1,14 @@
 """Claim: the tasks that this process may run now under one lease, from the claim until each of them is settled.
 
-Every delivery is presumed a duplicate, and the claim decides what runs. A task belongs to the holder of the token in
-its row; the lease is one row of `task_lease` for the whole batch. The claim is committed before a handler starts.
-`heartbeat.py` renews the lease while the batch runs. `settle.py` names the token in every statement. When the lease is
-lost, reclaim gives the tasks to others, and whatever the old holder still tries to write is refused and audited.
+Every delivery is presumed a duplicate, and the claim decides what runs. A claim writes one lease, a row of `task_lease`
+with a random token, for the whole batch, and the same token into each of its tasks; only a process that knows the token
+may settle them. The claim is committed before a handler starts. `heartbeat.py` renews the lease while the batch runs.
+`settle.py` names the token in every statement. When the lease was not renewed in time, `recovery/reclaim.py` takes the
+tasks away from this process. Whatever it still tries to write is then refused, and recorded as an audit.
 
 A `Claim` is the only object that is passed along the execution path. It records which of its tasks are not settled
-yet, and which partition keys are blocked: tasks of one key run in their order, until one does not succeed.
+yet, and which partition keys are blocked: tasks of one key run in their order, and when one does not succeed, those
+behind it do not run.
 """
 
 from __future__ import annotations
@@ -49,26 +51,26 @@ class Claim:
     keyed: list[uuid.UUID] = field(default_factory=list)
     next_in_line: list[uuid.UUID] = field(default_factory=list)
 
-    # From here on: only while it runs. `begin` sets what has no default.
+    # The fields below are used while the tasks run. `begin` sets those without a default.
     bind: Bind = field(init=False, repr=False)
     handler: Handler = field(init=False, repr=False)
     soft_limit: SoftLimit = field(init=False, repr=False)
     stop_starting_at: float = field(init=False)  # no further task is started after this time
     half_a_lease_at: float = field(init=False)
-    not_started: Outcome = NOT_STARTED  # what becomes of tasks that are not started
-    unsettled: dict[Task, None] = field(default_factory=dict)
+    not_started: Outcome = NOT_STARTED  # the outcome of tasks for which there is no time left
+    unsettled: dict[Task, None] = field(default_factory=dict)  # a set that keeps the order
     decided: dict[Task, Outcome] = field(default_factory=dict)  # outcomes that are not written yet
-    running: Sequence[Task] = ()
-    seconds: dict[Task, float] = field(default_factory=dict)  # in the handler, the last time it was called
-    seconds_outside: dict[Task, float] = field(default_factory=dict)  # before `Finish`, which belongs to the same call
-    blocked_keys: dict[str, int] = field(default_factory=dict)  # from which `key_seq` on no task of the key may run
+    running: Sequence[Task] = ()  # the tasks of the current transaction or call; empty while a transaction is opened
+    seconds: dict[Task, float] = field(default_factory=dict)  # how long the last call of the handler took for the task
+    seconds_outside: dict[Task, float] = field(default_factory=dict)  # the part of them before `Finish.write` began
+    blocked_keys: dict[str, int] = field(default_factory=dict)  # partition key → no task after this `key_seq` may run
 
     @property
     def token(self) -> uuid.UUID:
         return self.lease.token
 
     def begin(self, bind: Bind, handler: Handler, *, lease_seconds: float) -> None:
-        """Take these tasks into the hands of their handler."""
+        """Prepare to run these tasks with this handler."""
         self.bind = bind
         self.handler = handler
         self.soft_limit = SoftLimit(handler.soft_limit_seconds)
@@ -90,13 +92,17 @@ class Claim:
         return time.monotonic() >= self.half_a_lease_at
 
     def restart_clock(self) -> None:
-        """Stop starting tasks after a second, so that other workers share a slow batch; after half a lease for sure."""
+        """Set the time after which no further task is started.
+
+        It is a second from now, so that other workers share a slow batch, and never later than half a lease. For a
+        batch handler, and in a user's test, only the half lease counts.
+        """
         self.stop_starting_at = self.half_a_lease_at
         if self.is_visible and not self.handler.many:
             self.stop_starting_at = min(self.half_a_lease_at, time.monotonic() + batch_size.STOP_SECONDS)
 
     def restore(self, tasks: Sequence[Task]) -> None:
-        """Give the tasks back the payload and context with which they were submitted; a handler may change them."""
+        """Read payload and context of these tasks again: a handler that was rolled back may have changed them."""
 
         def read() -> dict[uuid.UUID, tuple[Any, Any]]:
             with autocommit(self.bind) as connection:
@@ -123,7 +129,7 @@ class Claim:
         batch_size.record_duration(self.handler, each)
 
     def mark_settled(self, outcomes: Mapping[Task, Outcome], settled: Mapping[Task, Outcome]) -> None:
-        """Remove these tasks. Those that are not in `settled` belong to another holder now."""
+        """Remove tasks that were to be settled, and count those that were. The others belong to another holder now."""
         for task in outcomes:
             del self.unsettled[task]
             self.decided.pop(task, None)
@@ -165,11 +171,10 @@ def claim(
     durable: bool = False,
     batch_of: Callable[[Handler], int] = batch_size.batch_to_claim,
 ) -> Claim:
-    """Claim a batch; the caller commits, if the connection does not do so by itself.
+    """Claim a batch. The caller commits, unless the connection is in autocommit mode.
 
-    `keyed` claims tasks that have a partition key, in the order of their keys. `durable`: the claim is on disk when it
-    is committed, whatever the handler. A caller that gives a new `token` knows what was claimed even if this never
-    returns.
+    `keyed` claims tasks that have a partition key, in their order. `durable` waits until the claim is on disk, also for
+    a transactional handler. A caller that gives a new `token` can find out what was claimed even if this call fails.
     """
     lease = HeldLease(token or uuid.uuid4(), time.monotonic() + lease_seconds)  # the deadline is taken before the claim
     values = {
@@ -183,10 +188,10 @@ def claim(
     }
     if keyed:
         values["skipping"] = skipping(handlers)
-    found = _sort((CLAIM_KEYED if keyed else CLAIM).rows(connection, values), lease)
+    found = _by_verdict((CLAIM_KEYED if keyed else CLAIM).rows(connection, values), lease)
     if keyed:
         found.tasks.sort(key=lambda task: task.key_seq or 0)
-        found.not_due.extend(found.next_in_line)
+        found.not_due.extend(found.next_in_line)  # they are counted as not due
     return found
 
 
@@ -195,7 +200,8 @@ def task_from_row(row: Sequence[Any]) -> Task:
     return Task(row[0], row[1], row[2], row[3] or {}, *row[4:13])
 
 
-def _sort(rows: Iterable[Sequence[Any]], lease: HeldLease) -> Claim:
+def _by_verdict(rows: Iterable[Sequence[Any]], lease: HeldLease) -> Claim:
+    """Return a claim with each row in the list of its verdict."""
     found = Claim(lease)
     others = {
         "SKIPPED": found.skipped,

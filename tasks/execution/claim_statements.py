@@ -13,13 +13,13 @@ Every delivered id gets a verdict:
     KEYED      it has a partition key: `CLAIM_KEYED` is for these
     LEFT       of another type, queue or priority, or too many for one batch: for the next claim
 
-Own ids come first; what remains of the batch is filled with other due tasks of the same queue and type
+The ids of the message come first; the rest of the batch is filled with other due tasks of the same queue and type
 (docs/protocol.md, Wake-up rule). A task that must run alone (Poison) is a batch of its own. All rows are locked in the
-order of their ids, and rows that others have locked are skipped.
+order of their ids, and rows that other transactions have locked are skipped.
 
 For transactional handlers the claim is committed asynchronously: if the server loses it in a crash, their effects are
-lost with it, and the task is claimed again. A claim of any other handler is waited for; so is a `durable` one, after
-which only the ledger knows the task (Durability).
+lost with it, and the task is claimed again. The claim of any other handler waits until it is on disk. So does a
+`durable` claim: after it, the sender forgets the ids, and only the ledger knows them (Durability).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def columns(content: str = "payload, nullif(context, '{}') AS context") -> str:
                   created_at, partition_key, key_seq"""
 
 
-# contents: what a handler may have changed in the task that it was given.
+# contents: payload and context as they were submitted; a handler may have changed its copy.
 CONTENTS: Final = sql("""
     SELECT id, payload, nullif(context, '{}') FROM ledger.ingest_task WHERE id = ANY(CAST(:ids AS uuid[]))
 """)
@@ -52,7 +52,8 @@ RUNNING: Final = sql(f"""
       AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
     ORDER BY id
 """)
-# losses: how often in a row, up to its last run, a task was released because the connection was lost.
+# losses: how many of the latest runs of a task, counted back from the last one, ended with this message. The caller
+# gives the message of a release after a lost connection; any other end of a run stops the count.
 LOSSES: Final = sql("""
     SELECT count(*) FROM (
         SELECT bool_and(message = :message) OVER (ORDER BY id DESC) AS was_lost
@@ -65,8 +66,9 @@ LOSSES: Final = sql("""
 def claim_statement(choose: str, *, verdict: str) -> Prepared:
     """Return a claim: QUEUED|RETRYING and due → RUNNING under a new lease, with transitions; the others with a verdict.
 
-    `choose` chooses `kind` (type, queue, priority) from `own`, then `mine` (own ids of that kind, at most a batch), and
-    locks `held`.
+    `own` are the delivered ids with their rows. `choose` chooses `kind` (type, queue, priority) from them, then `mine`
+    (own ids of that kind, at most a batch), and locks `held`, the tasks that are claimed. `relaxed` switches to an
+    asynchronous commit; the final SELECT joins it because PostgreSQL does not execute a CTE that is not read.
     """
     return Prepared(f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
@@ -93,7 +95,7 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
                array_agg(held.id), kind.type, kind.queue, kind.priority, clock.at,
                (SELECT max(last_wakeup_at) FROM mine)
         FROM held CROSS JOIN kind CROSS JOIN clock GROUP BY kind.type, kind.queue, kind.priority, clock.at),
-    told AS (
+    transitions AS (
         INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, actor, created_at)
         SELECT id, status, 'RUNNING', attempt_count, CAST(:holder AS text), at FROM held CROSS JOIN clock),
     run AS (
@@ -111,7 +113,7 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
     """)
 
 
-# claim: own ids first, then others of their kind that are due, skipping what others are locking.
+# claim: own ids first, then other due tasks of the same queue and type; locked rows are skipped.
 CLAIM: Final = claim_statement(
     f"""
     kind AS MATERIALIZED (
@@ -137,7 +139,7 @@ CLAIM: Final = claim_statement(
     verdict="WHEN partition_key IS NOT NULL THEN 'KEYED'",
 )
 
-# claim_keyed: own ids whose turn it is, then the tasks that follow them in their keys.
+# claim_keyed: own ids whose turn it is, then the tasks that follow them in their partition keys without a gap.
 CLAIM_KEYED: Final = claim_statement(
     f"""
     turn AS MATERIALIZED (

@@ -9,17 +9,19 @@
     the handler ended its transaction                  Dead `transaction_misused`                              yes
     the payload cannot be read                         Dead `bad_payload`                                      yes
     the soft limit                                     Retry `timeout`                                         yes
-    Snooze, Discard, Permanent, TryLater               as it says                                              –
+    Snooze, Discard                                    Snoozed, Discarded                                      no
+    Permanent, TryLater                                Dead `permanent`, Retry `handler_error`                 yes
     LeaseLost                                          Retry `lease_lost`, unless another worker has the task  yes
     an error that the handler declares permanent       Dead `permanent`                                        yes
     any other error                                    Retry `handler_error`                                   yes
     the process was lost, the task was alone           Retry `worker_lost`; `timeout` after the hard limit     yes
     the process was lost with several tasks            Isolated                                                no
 
-The first row that applies decides. Retry becomes Dead with the last attempt. In a shared transaction everything is
-rolled back first; the outcome then belongs to the task that caused it, and all others run alone. Two things are not
-outcomes: an unreachable ledger is waited for (`models/ledger_outage.py`), and a task that another worker holds is left
-to it (`settle.py`).
+"Attempt" says whether it counts as one. The first row that applies decides. Retry becomes Dead with the last attempt.
+In a shared transaction everything is rolled back first; the outcome then belongs to the task that caused it, and all
+others run again one by one (`run.py`). Two events are not in the table because they are not outcomes: while the ledger
+is unreachable, the process waits for it (`models/ledger_outage.py`); for a task that another worker has taken over, it
+writes nothing but an audit (`settle.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ from tasks.execution.stopping import what_stops
 from tasks.execution.time_limits import SoftTimeLimit
 from tasks.execution.transaction import TransactionMisused, TransactionState
 
-LOSSES_BEFORE_CHARGE: Final = 2  # a handler that crashes its own backend must not run for ever
+LOSSES_BEFORE_CHARGE: Final = 2  # a handler that crashes its PostgreSQL backend must not run again for ever
 CONNECTION_LOST: Final = "the connection to PostgreSQL was lost"
 LOST_TOO_OFTEN: Final = "The connection to PostgreSQL was lost three times in a row while this task ran alone."
 REPEATED_TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
@@ -83,13 +85,13 @@ REPEAT: Final = Repeat()
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What else a decision depends on."""
+    """What a decision depends on besides the error."""
 
     handler: Handler
-    is_alone: bool = True  # in its transaction, or outside any
+    is_alone: bool = True  # the only task of its transaction, or outside any
     transaction: TransactionState | None = None  # after the error; None outside a transaction
     repetitions: int = 0  # of this transaction so far
-    losses: int = 0  # of connections, in a row, before this one, by a task that ran alone
+    losses: int = 0  # how often in a row a task that runs alone has lost its connection before
 
 
 class Row(NamedTuple):
@@ -104,7 +106,7 @@ def _failure(error: BaseException, code: ErrorCode = ErrorCode.HANDLER_ERROR) ->
     return Failure.of(error, code)
 
 
-def _of_lost_connection(error: BaseException, now: Situation) -> Outcome:
+def _decide_lost_connection(error: BaseException, now: Situation) -> Outcome:
     if not now.is_alone:
         return Isolated(f"{CONNECTION_LOST} while its batch ran")
     if now.losses >= LOSSES_BEFORE_CHARGE:
@@ -118,8 +120,8 @@ def _has_ended_transaction(error: BaseException, now: Situation) -> bool:
     return is_another or now.transaction is TransactionState.ENDED or isinstance(error, TransactionMisused)
 
 
-def _of_ended_transaction(error: BaseException, _now: Situation) -> Outcome:
-    """What the handler wrote after that may be there, so it never runs again."""
+def _decide_ended_transaction(error: BaseException, _now: Situation) -> Outcome:
+    """Return Dead: what the handler wrote after it ended its transaction may be committed, so it must not run again."""
     return Dead(Failure(ErrorCode.TRANSACTION_MISUSED, str(TransactionMisused()), _failure(error).trace))
 
 
@@ -132,14 +134,14 @@ TABLE: Final = (
     Row(
         "the connection was lost",
         lambda _, now: now.transaction is TransactionState.LOST,
-        _of_lost_connection,
+        _decide_lost_connection,
     ),
     Row(
         "the database asks for a repetition",
         lambda error, now: now.transaction is not None and asks_to_repeat(error),
         lambda _, now: REPEAT if now.repetitions < REPETITIONS else REPEATED_TOO_OFTEN,
     ),
-    Row("the handler ended its transaction", _has_ended_transaction, _of_ended_transaction),
+    Row("the handler ended its transaction", _has_ended_transaction, _decide_ended_transaction),
     Row(
         "the payload cannot be read",
         lambda error, _: isinstance(error, UnreadablePayload),

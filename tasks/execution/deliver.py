@@ -1,10 +1,14 @@
 """`tasks.ingest(ids)`: what a worker does with one message.
 
-    claim ─► run ─► settle, batch by batch, until nothing is left of the ids
+    claim ─► run ─► settle, batch by batch, until every id was claimed or refused
 
-The message may be a duplicate, late, or made by hand: the claim decides. It is acknowledged when every task in it is
-settled or refused. If this process dies before, the broker or reclaim brings the tasks back. While the ledger is
-unreachable, the message is kept and the process waits, so a worker whose processes all wait takes no more messages.
+The message may be a duplicate, late, or made by hand: the claim decides what runs. Celery acknowledges the message when
+`ingest` returns or raises an error; at that point each task that was claimed is settled or released. If this process
+dies before, the broker delivers the message again, and reclaim releases the tasks that were claimed. If an error ends
+`ingest` early, ids that were not claimed yet wait until `recovery/lost_wakeups.py` wakes them.
+
+While the ledger is unreachable, the message is kept and the process waits. Each process holds one message, so a worker
+whose processes all wait takes no more messages from the broker.
 """
 
 from __future__ import annotations
@@ -47,8 +51,8 @@ ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 def ingest(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
     """Run what may run of these tasks: first those without a partition key, then those with one.
 
-    After each claim, `owned` is told which ids are left to claim. The ledger is responsible for all others from then
-    on, durably, so the sender of the ids may forget them.
+    The Kafka worker passes `owned`. It is called after each claim with the ids that are still to be claimed. For all
+    other ids the ledger is responsible from then on, durably, so the worker may commit their offsets.
     """
     plain: Sequence[Id] = known_ids(ids)
     keyed: list[uuid.UUID] = []
@@ -97,6 +101,7 @@ def _claim(
             claimed.begin(engine, find(claimed.tasks[0].type), lease_seconds=current.ingest_lease_seconds)
     except BaseException as error:  # a signal may stop the worker here, too
         why = f"it was not started: {type(error).__name__}"
+        # After an error, wait a second: the same error would probably happen again at once.
         outcome = Snoozed(1.0, why) if isinstance(error, Exception) else Released(why)
         release_unstarted(engine, tokens[0], outcome)
         raise
@@ -104,19 +109,23 @@ def _claim(
 
 
 def _left_to_us(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
-    """Return the ids for our next claim. If tasks of this type are slow, the rest is woken again for other workers."""
+    """Return the ids that this process claims next.
+
+    If tasks of this type are slow, there are none: the rest of the ids gets a new wake-up, so that other workers share
+    the work.
+    """
     if not claimed.tasks or not is_kept_small(find(claimed.tasks[0].type), len(claimed.tasks)):
         return claimed.left
     try:
         _wake_again(engine, claimed.left, queues=[claimed.tasks[0].queue], restarts_grace=True)
-    except (DBAPIError, CeleriacError) as error:  # what is claimed must run all the same
+    except (DBAPIError, CeleriacError) as error:  # the claimed tasks must run all the same
         logger.warning("Not left to other workers: %s", str(error).partition("\n")[0])
         return claimed.left
     return []
 
 
 def _wake_again(engine: Engine, ids: Sequence[uuid.UUID], *, queues: Sequence[str] = (), **how: Any) -> None:
-    """Insert new wake-ups. This process publishes those for `queues`."""
+    """Insert new wake-ups. This process publishes those for `queues`; the relay publishes the others."""
 
     def write() -> None:
         with Session(engine) as db:
@@ -128,7 +137,7 @@ def _wake_again(engine: Engine, ids: Sequence[uuid.UUID], *, queues: Sequence[st
 
 
 def known_ids(ids: Sequence[Any]) -> list[str]:
-    """Drop what is not a UUID, and count it as skipped: it cannot name a task."""
+    """Drop strings that are not UUIDs, and count them as skipped: they cannot name a task."""
     found = [id_ for id_ in map(str, ids) if ID.fullmatch(id_)]
     count("skipped", len(ids) - len(found))
     return found

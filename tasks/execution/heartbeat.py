@@ -1,12 +1,13 @@
 """The heartbeat: one thread per process, with a connection of its own, renews every lease of the process.
 
-It starts with the first lease, after the fork, and never runs on Celery's event loop. A lease that is gone from the
-ledger is lost: its holder is told and refuses to do more in its name. While the ledger is unreachable, the thread waits
-for it like settling does, and renews all leases as soon as it answers.
+It starts with the first lease, after the fork, and never runs on Celery's event loop. A lease that is no longer in the
+ledger was reclaimed: it is marked as lost, and steps of its tasks raise `LeaseLost`. While the ledger is unreachable,
+the thread waits for it, and renews all leases as soon as it answers.
 
-It also enforces hard time limits. It writes the limit into the lease, so that reclaim can say why the process ended,
-and kills the process. It looks now and then at tasks that run outside a transaction: if an operator discarded such a
-task or another worker took it over, its handler is interrupted with `LeaseLost`, and can clean up in a `finally`.
+The thread also enforces hard time limits: it writes the reason into the lease, so that reclaim can say why the process
+ended, and kills the process. Every second it checks the tasks that run outside a transaction: if an operator discarded
+such a task or another worker took it over, it interrupts the handler with `LeaseLost`, which can clean up in a
+`finally`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 BEATS_PER_LEASE: Final = 3
 LOOK_SECONDS: Final = 0.5  # how often hard limits are checked
 
-# renew: held → held for as long again. A lease that is locked at this moment is found, but not renewed.
+# renew: held → held for one more lease from now. A lease that is locked at this moment is returned, but not renewed:
+# reclaim or the last settling may be working on it.
 RENEW: Final = sql("""
     WITH held AS MATERIALIZED (
         SELECT token FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token
@@ -77,7 +79,7 @@ class Heartbeat:
     @contextmanager
     def holding(self, lease: HeldLease) -> Iterator[HeldLease]:
         """Renew this lease while the block runs."""
-        lease.renew = lambda: wait_for_ledger(self.beat)
+        lease.renew = lambda: wait_for_ledger(self.beat)  # called by a step whose lease has expired
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -103,12 +105,12 @@ class Heartbeat:
         for token, lease in held.items():
             if found.get(token):
                 lease.deadline = started_at + self.lease_seconds
-            elif token not in found and not lease.is_lost and token in self._held:
+            elif token not in found and not lease.is_lost and token in self._held:  # and was not settled meanwhile
                 lease.is_lost = True
                 logger.warning("the lease %s is lost", token)
 
     def watch(self) -> None:
-        """Interrupt handlers whose task was discarded or is held by another worker."""
+        """Interrupt handlers whose task was discarded or taken over by another worker."""
         with self._lock:
             found = [(held, held.watched) for held in self._held.values()]
         watched = {held.token: (held, one) for held, one in found if one is not None}
@@ -152,7 +154,7 @@ class Heartbeat:
                     next_beat = time.monotonic() + pause
                     wait_for_ledger(self.beat, pause=self._pause_unless_closed)
             except (DBAPIError, CeleriacError) as error:
-                if not is_outage(error):  # `watch` does not wait: the next one comes in a second
+                if not is_outage(error):  # `watch` does not wait for the ledger: it runs again in a second
                     logger.warning("Leases could not be renewed: %s", str(error).partition("\n")[0])
         if self._engine is not None:
             self._engine.dispose()

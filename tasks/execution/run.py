@@ -1,18 +1,23 @@
 """Run a claim: together in one transaction if all goes well, one by one if not.
 
     together    one transaction: the effects of every handler, and SUCCEEDED for every task
-    one by one  after anything but success of all: the transaction is rolled back, the task that caused it is settled,
-                and each of the others runs in a transaction of its own
+    one by one  if any task does not succeed: the transaction is rolled back, the task that caused it is settled, and
+                each of the others runs in a transaction of its own
     outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
                 `Finish` is written in the transaction that settles it
 
-So a bad task costs its neighbours nothing, and its own writes vanish. Settling must return exactly the tasks that ran.
-One fewer means that another holder has it: everything is rolled back, and each task runs alone.
+So a bad task costs the others of its batch a second run and no attempt, and its own writes are rolled back. Settling
+must return exactly the tasks that ran. If one is missing, another worker has taken it over or an operator has discarded
+it: everything is rolled back, and each task runs alone.
+
+A lost connection in the middle of a COMMIT does not tell whether the COMMIT took effect. The tasks are settled as
+released or isolated, under the same token. If the COMMIT did take effect, they are SUCCEEDED without a token, and this
+changes nothing.
 
 Tasks of one partition key run in their order; when one does not succeed, those behind it are released. After a second,
-and after half a lease for sure, no further task is started, and the rest is released (docs/protocol.md, Heartbeat).
-When `run` returns or raises, every task of the claim is settled, released, or left to reclaim because the ledger did
-not answer a worker that had to stop.
+and in any case after half a lease, no further task is started, and the rest is released (docs/protocol.md, Heartbeat).
+When `run` returns or raises, every task of the claim is settled or released. The exception is a worker that has to stop
+while the ledger is unreachable: it leaves its tasks to reclaim.
 """
 
 from __future__ import annotations
@@ -65,7 +70,11 @@ def run(claim: Claim) -> None:
 
 
 def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) -> None:
-    """Run tasks in one transaction. Afterwards all are settled, or only the one that caused it to be rolled back."""
+    """Run tasks in one transaction, again if the database asks for a repetition, and settle what can be settled.
+
+    After a commit that is every task. After a rollback it is the task that caused it, if that is known; the caller runs
+    the others one by one.
+    """
     repetitions = 0
     while isinstance(broken := _attempt(claim, tasks, handler, repetitions), RolledBack):
         if not isinstance(broken.outcome, Repeat):
@@ -82,7 +91,7 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
     elif isinstance(broken.outcome, Isolated):
         settle(claim, dict.fromkeys(tasks, broken.outcome))
     elif broken.outcome and broken.culprit and (is_alone or not claim.has_predecessor(broken.culprit)):
-        settle(claim, {broken.culprit: broken.outcome})
+        settle(claim, {broken.culprit: broken.outcome})  # with a predecessor, it has seen effects that were rolled back
     elif claim.half_a_lease_is_over:
         claim.not_started = ALONE_NEXT_TIME  # otherwise the same tasks would come together again, for ever
     if not is_alone and claim.unsettled:
@@ -97,7 +106,7 @@ def run_outside(claim: Claim, task: Task) -> None:
     now = Situation(claim.handler)
     outcome: Any
     try:
-        with_steps = replace(task, steps=Steps(claim.bind, task.id, claim.lease))
+        with_steps = replace(task, steps=Steps(claim.bind, task.id, claim.lease))  # another key in `claim.seconds`
         (result,) = call_handler(claim, claim.handler, [with_steps])
         outcome = result if isinstance(result, Finish) else decide_result(result, now)
     except BaseException as error:
@@ -115,7 +124,7 @@ def run_outside(claim: Claim, task: Task) -> None:
 
 
 class RolledBack(NamedTuple):
-    """A transaction that had no effect. Without an outcome: another holder has one of its tasks."""
+    """A transaction that was rolled back. Without an outcome: another worker has taken over one of its tasks."""
 
     outcome: Outcome | Repeat | None = None
     culprit: Task | None = None  # None: it is unknown which of several tasks caused it
@@ -126,7 +135,7 @@ def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions:
     is_alone = len(tasks) == 1
     now = Situation(handler, is_alone)
     ran: dict[Task, Outcome] = {}
-    claim.running = ()
+    claim.running = ()  # no task is charged if the transaction cannot be opened
     with handler_session(claim.bind) as db:
         claim.running = tasks
 
@@ -157,7 +166,7 @@ def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions:
             if len(settled) < len(tasks):
                 return RolledBack()
             db.commit_batch()
-        except DBAPIError as error:  # also of COMMIT, which checks deferred constraints
+        except DBAPIError as error:  # COMMIT, too, may fail: it checks deferred constraints
             return roll_back(error, tasks)
     claim.mark_settled(settling, settled)
     failpoint("ingest.after_settle")
@@ -183,10 +192,11 @@ def _lease_is_held(claim: Claim) -> AbstractContextManager[object]:
 
 @contextmanager
 def _rest_is_released(claim: Claim) -> Iterator[None]:
-    """Settle what is left when the worker stops, or when our own code fails.
+    """Settle what is left when the worker stops, or when our own code fails, and let the error pass.
 
-    An outcome that was decided but not written is still written. A task that was running alone is charged with our
-    error; of several, the culprit is unknown.
+    An outcome that was decided but not written is still written. A worker that stops releases the other tasks. If our
+    code failed while one task was running, that task is charged with the error; if several were running, each runs
+    alone next time. Tasks that were not running are released; if none was running yet, they wait for a second.
     """
     try:
         yield

@@ -11,10 +11,12 @@
 A final state of a task with a partition key wakes the next task of that key. The lease ends with its last task, in the
 same commit.
 
-The token decides. A task that does not have it any more belongs to another holder: nothing is written for it but an
-audit. An unreachable ledger is waited for, even beyond the end of the lease: a lease that expired and was not reclaimed
-is still valid. If the answer to a commit was lost, the same is written again. It finds nothing to do if the first one
-took effect.
+The token decides. If a task's row no longer has it, another worker has taken the task over or an operator has discarded
+it, and nothing but an audit is written.
+
+While the ledger is unreachable, settling waits, even beyond the end of the lease: a lease that has expired is valid
+until it is reclaimed. If the answer to a commit was lost, the same is written again, and changes nothing if the first
+commit took effect.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def settle(claim: Claim, outcomes: Outcomes, *, seconds: float = math.inf) -> No
         tries += 1
         with Session(claim.bind) as db:
             settled = settle_in(db, claim, outcomes)
-            if tries == 1:  # later, what is missing may have been settled by a commit whose answer was lost
+            if tries == 1:  # later, a missing task may have been settled by our own commit whose answer was lost
                 for task, code in _refused(outcomes, settled).items():
                     audit(db, [task.id], code, token=claim.token)
             db.commit()
@@ -81,7 +83,7 @@ def settle(claim: Claim, outcomes: Outcomes, *, seconds: float = math.inf) -> No
         return
     missing = [task for task in outcomes if task not in settled]
     claim.mark_settled(outcomes, outcomes)
-    for task in missing:  # settled by us or taken by another holder: no later task of its key may pass it here
+    for task in missing:  # we cannot tell our own lost answer from a takeover, so the rest of its key is released
         claim.block_key_behind(task)
 
 
@@ -92,7 +94,7 @@ def settle_in(db: Db, claim: Claim, outcomes: Outcomes, *, in_batch: bool = Fals
 
 
 def give_up(claim: Claim, task: Task) -> None:
-    """Record that the task ran here although another holder has it. Its effects were rolled back."""
+    """Record that the task ran here although another worker has taken it over. Its effects were rolled back."""
     with Session(claim.bind) as db:
         audit(db, [task.id], "late_success", token=claim.token, is_last=len(claim.unsettled) == 1)
         db.commit()
@@ -101,7 +103,7 @@ def give_up(claim: Claim, task: Task) -> None:
 
 
 def release_unstarted(engine: Engine, token: uuid.UUID, outcome: Released | Snoozed) -> None:
-    """Release the tasks that were claimed under this token, if any were, when the claim itself is not at hand."""
+    """Release the tasks that were claimed under this token, if any were. For a caller that has no `Claim` object."""
 
     def write() -> None:
         with Session(engine) as db:
@@ -118,14 +120,14 @@ def release_unstarted(engine: Engine, token: uuid.UUID, outcome: Released | Snoo
 
 
 def audit(db: Db, ids: Sequence[uuid.UUID], code: str, *, token: uuid.UUID, is_last: bool = False) -> None:
-    """Record what the holder of this token was not allowed to write. `is_last` ends the lease."""
+    """Record that the holder of this token was not allowed to settle these tasks. `is_last` ends the lease."""
     values = {"id": array_of_ids(ids), "code": code, "worker_id": actor(), "token": token, "is_last": is_last}
     connection_of(db).execute(AUDIT, values)
     metrics.LEASE_LOST_TOTAL.inc(len(ids))
 
 
 def _refused(outcomes: Outcomes, settled: Outcomes) -> dict[Task, str]:
-    """Return the code of each task that was not settled. A task that was only to be released needs no audit."""
+    """Return the audit code of each task that was not settled. A task that was only to be released needs no audit."""
     return {
         task: "late_success" if isinstance(outcome, Succeeded) else "lease_lost"
         for task, outcome in outcomes.items()
@@ -138,7 +140,8 @@ def write_outcomes(
 ) -> dict[Task, Outcome]:
     """Write outcomes under a token, and return those that were written.
 
-    One statement for all outcomes of a kind. `is_last` ends the lease; `in_batch`: together with the handlers' effects.
+    There is one statement for all outcomes of a kind. `is_last` ends the lease. `in_batch`: in the transaction of the
+    handlers, whose guard against a COMMIT the statement removes.
     """
     groups: dict[Any, dict[Task, Any]] = defaultdict(dict)  # by the class of the outcome
     for task, outcome in outcomes.items():

@@ -1,8 +1,9 @@
-"""The statements that settle tasks: one template, a row of `TRANSITIONS` for each outcome; `settle.py` says when.
+"""The statements that settle tasks: one template, filled in from a row of `TRANSITIONS` for each kind of outcome.
 
-All of them lock the rows that this token holds, in the order of ids (P14), change them, write their transitions, and
-return the ids and the wake-ups that this process must publish. The last one of a lease ends it: it locks the lease
-first, as reclaim does, so that the two never wait for each other.
+Each statement locks the rows that still have this token, in the order of their ids (docs/protocol.md, Lock order),
+changes them, and writes their transitions. It returns the ids that it changed, and the wake-ups that this process must
+publish. The last settling of a lease also deletes the lease. It locks the lease before the tasks, as reclaim does, so
+that the two cannot deadlock.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _ERROR_COLUMNS: Final = {"last_error": "text", "error_message": "text", "error_c
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """RUNNING under a token → `to`. `columns` are arrays with a value for each task; `message` is for its history."""
+    """RUNNING under a token → `to`."""
 
     to: str
-    columns: dict[str, str]  # name → type
-    changes: str
-    message: str = "given.why"
-    is_final: bool = False  # else it writes a wake-up
+    columns: dict[str, str]  # name → type; parameters with one value for each task, which the statement calls `given`
+    changes: str  # what else is set
+    message: str = "given.why"  # of the transition in the task's history
+    is_final: bool = False  # a task that is not final gets a wake-up
 
 
 TRANSITIONS: Final[dict[type[Outcome], Transition]] = {
@@ -61,27 +62,28 @@ TRANSITIONS: Final[dict[type[Outcome], Transition]] = {
     Snoozed: Transition(
         "RETRYING", {"wait_ms": "float8", "why": "text"}, f"next_retry_at = {_LATER}, last_wakeup_at = {_LATER}"
     ),
-    # Its batch was lost with it in it, so it runs alone next time; this does not count as an attempt (P5).
+    # Its batch was lost, so it runs alone next time. This does not count as an attempt (docs/protocol.md, Poison).
     Isolated: Transition(
         "RETRYING", {"why": "text"}, f"isolated = true, next_retry_at = {_NOW}, last_wakeup_at = {_NOW}"
     ),
     Released: Transition("QUEUED", {"why": "text"}, f"last_wakeup_at = {_NOW}"),
 }
 
-# begin_batch: a COMMIT reads a cursor WITH HOLD to its end. This one cannot be read, so a COMMIT before settling has
-# closed it fails and rolls everything back. After a ROLLBACK, settling finds no cursor to close and fails, too.
+# begin_batch: guard a transaction against a COMMIT by its handler. COMMIT reads a cursor WITH HOLD to its end, and this
+# one cannot be read, so a COMMIT fails and rolls everything back until settling has closed the cursor. After a ROLLBACK
+# by the handler, settling finds no cursor to close and fails, too.
 BEGIN_BATCH: Final = sql("""
     DECLARE celeriac_batch NO SCROLL CURSOR WITH HOLD FOR
     SELECT CAST(concat('a handler does not end the transaction that it was given') AS integer)
 """)
 NO_SUCH_CURSOR: Final = "34000"
 
-# check_deferred: what a COMMIT would find, without one; afterwards constraints are as deferred as they were.
+# check_deferred: check deferred constraints as a COMMIT would, without committing and without changing their mode.
 CHECK_DEFERRED: Final = sql("""
     SAVEPOINT celeriac_check; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO celeriac_check; RELEASE celeriac_check
 """)
 
-# audit: what a holder was refused; the lease ends here if nothing is left to be settled.
+# audit: record that the holder of a token was refused, and end its lease if none of its tasks is left.
 AUDIT: Final = sql("""
     WITH ended AS (DELETE FROM ledger.task_lease WHERE token = :token AND :is_last)
     INSERT INTO ledger.task_audit (task_id, code, worker_id, detail)
@@ -92,10 +94,13 @@ AUDIT: Final = sql("""
 
 @cache
 def settling(outcome: Any, *, frees_keys: bool = False, in_batch: bool = False) -> Prepared:
-    """The statement for one outcome. `frees_keys`: it wakes the next tasks of partition keys; `in_batch`: it closes the
+    """Return the statement for one kind of outcome.
+
+    `frees_keys`: it wakes the next task of each partition key in which a task became final. `in_batch`: it closes the
     cursor of `BEGIN_BATCH`.
 
-    LATERAL and ANY make the planner look rows up by their ids, whatever it believes of the size of the table.
+    LATERAL and ANY make the planner look up rows by their ids, whatever its statistics say. The count of `lease` is
+    never below 0; the comparison makes PostgreSQL lock the lease before the tasks.
     """
     transition = TRANSITIONS[outcome]
     columns = {"id": "uuid", **transition.columns}
@@ -116,39 +121,43 @@ def settling(outcome: Any, *, frees_keys: bool = False, in_batch: bool = False) 
             FROM held AS given WHERE task.id = given.id AND task.id = ANY(ARRAY(SELECT id FROM held))
             RETURNING task.id, task.type, task.queue, task.priority, task.isolated, task.attempt_count,
                       task.next_retry_at, task.notify, task.error_code, task.error_message, task.partition_key),
-        told AS (
+        transitions AS (
             INSERT INTO ledger.ingest_task_transition
                 (task_id, from_status, to_status, attempt_count, message, actor, created_at)
             SELECT id, 'RUNNING', '{transition.to}', attempt_count, {transition.message}, :actor, {_NOW}
             FROM done {given}),
         ended AS (DELETE FROM ledger.task_lease WHERE token = :token AND :is_last)
-        {_final(transition, frees_keys) if transition.is_final else _AWAKE}
+        {_finish(transition, frees_keys) if transition.is_final else _WAKE_AGAIN}
     """,
         before="CLOSE celeriac_batch;" if in_batch else "",
     )
 
 
-# NULL: all of them, as nearly always; a thousand ids need not travel to say so.
+# The ids that were changed, or NULL for all of them. That is the usual case, and saves sending every id back.
 _IDS: Final = """SELECT CASE WHEN (SELECT count(*) FROM done) < cardinality(CAST(:id AS uuid[]))
                              THEN (SELECT coalesce(array_agg(id), '{}') FROM done) END"""
-# A task that is not final is woken when it is due.
-_AWAKE: Final = f""",
+# A task that is not final gets a wake-up for the time at which it is due.
+_WAKE_AGAIN: Final = f""",
         again AS (
             SELECT id, type, queue, priority, isolated, CASE WHEN next_retry_at > at THEN next_retry_at END AS due_at
             FROM done CROSS JOIN clock),
         {wakeups.insert_wakeups("again")}
         {_IDS}, ours FROM wakeups"""
-_LETTERS: Final = """,
-        lettered AS (
+_DEAD_LETTERS: Final = """,
+        letters AS (
             INSERT INTO ledger.outbox_event (destination, payload, created_at)
             SELECT :dead_letters, jsonb_build_object('dead', id, 'errorCode', error_code), at
             FROM done CROSS JOIN clock WHERE :dead_letters <> '')"""
 
 
-def _final(transition: Transition, frees_keys: bool) -> str:
-    """A final task is notified, a dead one has its dead letter, and the next of its partition key is woken (P9)."""
-    letters = _LETTERS if transition.to == "DEAD" else ""
-    told = f"{letters},{insert_notifications('done', transition.to)}"
+def _finish(transition: Transition, frees_keys: bool) -> str:
+    """Return the end of the statement for a final outcome.
+
+    It inserts the notification that the submitter asked for, the dead letter of a DEAD task, and a wake-up for the next
+    task of the partition key (docs/protocol.md, Partition keys).
+    """
+    letters = _DEAD_LETTERS if transition.to == "DEAD" else ""
+    events = f"{letters},{insert_notifications('done', transition.to)}"
     if not frees_keys:
-        return f"{told} {_IDS}, '[]'::jsonb"
-    return f"{told}, {partition_keys.find_freed('done')}, {wakeups.insert_wakeups('freed')} {_IDS}, ours FROM wakeups"
+        return f"{events} {_IDS}, '[]'::jsonb"
+    return f"{events}, {partition_keys.find_freed('done')}, {wakeups.insert_wakeups('freed')} {_IDS}, ours FROM wakeups"

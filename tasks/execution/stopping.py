@@ -1,8 +1,11 @@
-"""Tell a worker that stops from a handler that ends itself.
+"""Distinguish a worker that stops from a handler that calls `sys.exit()`.
 
-A worker that is told to stop interrupts its handler, and the task is released: this does not count as an attempt. A
-handler that raises SystemExit by itself, as the `main()` of a command line does, has failed. If it were released, it
-would run again for ever, and end a child of its worker each time.
+A worker that must stop at once (SIGTERM with `REMAP_SIGTERM=SIGQUIT`) raises an exception in its running handler, and
+the task is released: this does not count as an attempt. Celery's child processes raise SystemExit, a worker without
+child processes raises WorkerTerminate, and the Kafka worker raises WorkerStops.
+
+A handler that raises SystemExit itself, as the `main()` of a command line does, has failed. If it were released, it
+would run again for ever, and end a child process of its worker each time.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from tasks.core.outcomes import Verdict
 
 
 class WorkerStops(SystemExit):
-    """Raised into a handler when its worker is told to stop."""
+    """Raised in a handler by a Kafka worker that was told to stop."""
 
 
 def what_stops(error: BaseException | None) -> BaseException | None:
-    """Return the exception that a signal raised: this one, or the one during whose cleanup the handler failed."""
+    """Return the exception that a signal raised, or None.
+
+    It is `error` itself, or one of its contexts if the handler failed while it cleaned up after the signal.
+    """
     for _ in range(LONGEST_CHAIN):
         if error is None or isinstance(error, Verdict) or _is_of_a_signal(error):
             break

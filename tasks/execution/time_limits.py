@@ -1,8 +1,11 @@
-"""The time limits of a handler: a soft one that is an exception in it, a hard one that is the end of its process.
+"""The soft time limit of a handler: an exception that is raised inside it.
 
-The soft limit is a timer of the process (SIGALRM). It strikes where Python runs or waits; a statement that the database
-is working on ends first. The hard one is watched by the heartbeat's thread, and by Celery's own `task_time_limit` for
-code that never lets another thread run.
+The limit uses the timer of the process (SIGALRM). Python raises the exception between two instructions of Python code,
+so it interrupts a sleep or a read from the network, but not a statement that the database is executing: psycopg2 waits
+for its end first.
+
+The hard limit, which kills the process, is enforced by the thread of `heartbeat.py`, and by Celery's `task_time_limit`
+if the handler never lets another thread run.
 """
 
 from __future__ import annotations
@@ -15,50 +18,52 @@ from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
 Result = TypeVar("Result")
-AT_ONCE_SECONDS: Final = 1e-6  # 0 would mean never
-TOLERANCE_SECONDS: Final = 0.1  # between what was set and what a timer says is left
+AT_ONCE_SECONDS: Final = 1e-6  # setitimer takes 0 as "never"
+TOLERANCE_SECONDS: Final = 0.1  # how much the remaining time of our alarm may differ from what we expect
 
 
 class SoftTimeLimit(Exception):
-    """The handler has used up its time."""
+    """The handler has reached its soft limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The handler took longer than {seconds:g} s.")
 
 
 def call_within(seconds: float, function: Callable[..., Result], *arguments: Any) -> Result:
-    """One call with a limit of its own."""
+    """Call a function with a soft limit, and return what it returns."""
     with SoftLimit(seconds) as limit:
         return limit.call(function, *arguments)
 
 
 class SoftLimit:
-    """Raises SoftTimeLimit in a call that takes longer, and never anywhere else. Many calls may share it.
+    """A soft limit for each of many calls. It raises SoftTimeLimit inside a call that takes too long, nowhere else.
 
-    The alarm is set once and looks, when it fires, how long the call of that moment has been running: a batch of a
-    hundred short calls costs no signal at all. Whoever had an alarm before gets it back with the time that is left. A
-    function may use alarms itself: it then has no soft limit, and its alarms end with it. Outside the main thread there
-    is no such timer.
+    The alarm is set once for all calls. When it fires, it checks how long the current call has been running, and is set
+    again for the rest. So a batch of a hundred short calls causes no signal at all.
+
+    An alarm that was set before `__enter__` is set again by `__exit__`, with the time that it has left. A function may
+    use alarms itself: it then has no soft limit, and its alarms are cancelled when it returns. Signals reach the main
+    thread only, so in other threads there is no soft limit.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.may_interrupt = False
         self.calls = 0
-        self.interruption: tuple[int, Exception] | None = None  # in which call, and with what
+        self.interruption: tuple[int, Exception] | None = None  # the number of the call, and what to raise in it
         self.limit_at = 0.0
         self.alarm_at: float | None = None  # None: no alarm of ours is set
 
     def __enter__(self) -> Self:
-        self.is_there = threading.current_thread() is threading.main_thread()
-        if self.is_there:
+        self.has_timer = threading.current_thread() is threading.main_thread()
+        if self.has_timer:
             self.entered_at = time.monotonic()
             self.timer_before = signal.getitimer(signal.ITIMER_REAL)
             self.handler_before = signal.signal(signal.SIGALRM, self._on_alarm) or signal.SIG_DFL
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.is_there:
+        if not self.has_timer:
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.handler_before)
@@ -68,25 +73,26 @@ class SoftLimit:
             signal.setitimer(signal.ITIMER_REAL, max(left - passed, AT_ONCE_SECONDS), interval)
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        if not self.is_there:
+        """Call the function within the limit."""
+        if not self.has_timer:
             return function(*arguments)
         self.calls += 1
         self.limit_at = time.monotonic() + self.seconds
         try:
             self.may_interrupt = True
-            if self.alarm_at is None:  # asked now: an alarm of the call before may fire up to this moment
+            if self.alarm_at is None:  # checked last, because the alarm of an earlier call may fire until here
                 self._set_alarm(self.seconds)
             return function(*arguments)
         finally:
-            self.may_interrupt = False  # the alarm may interrupt even this, once
+            self.may_interrupt = False  # the alarm may still fire before this line, once
             self._undo_alarms_of_the_function()
 
     def interrupter_of_next_call(self) -> Callable[[Exception], None]:
-        """For another thread: raises an exception in that call, while it is under way, and in no other."""
+        """Return a function with which another thread raises an exception in the next call, and in no other call."""
         number = self.calls + 1
 
         def interrupt(error: Exception) -> None:
-            if self.is_there and self.may_interrupt and self.calls == number:
+            if self.has_timer and self.may_interrupt and self.calls == number:
                 self.interruption = (number, error)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
@@ -110,7 +116,7 @@ class SoftLimit:
         signal.setitimer(signal.ITIMER_REAL, max(seconds, AT_ONCE_SECONDS))
 
     def _undo_alarms_of_the_function(self) -> None:
-        """There is one timer for each process: if it says anything else than what we set, the function has used it."""
+        """Cancel an alarm that the function has set. There is one timer per process, so its remaining time tells."""
         expected_at = self.alarm_at
         if expected_at is None:
             return

@@ -5,7 +5,8 @@ SUCCEEDED that belongs to it, and are refused. Savepoints (`begin_nested`) are t
 
 A handler could also send COMMIT as text. The database refuses that: the transaction begins with a cursor that a COMMIT
 would have to read to its end, and that cannot be read (`settle_statements.BEGIN_BATCH`). Settling closes the cursor. So
-a transaction that was not settled is never committed, and if settling finds no cursor, the transaction is another one.
+a transaction that was not settled is never committed. If settling finds no cursor, the handler has rolled back its
+transaction and begun another one.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class LedgerLost(CeleriacError):
 
 
 class TransactionState(Enum):
-    """What a handler has left of its transaction."""
+    """The state in which a handler has left its transaction."""
 
     OPEN = auto()
     FAILED = auto()  # a statement failed, or a flush of the ORM
@@ -116,14 +117,15 @@ class HandlerSession(Session):
         if self._driver.closed:
             return TransactionState.LOST
         status = self._driver.get_transaction_status()
-        if self.is_active and status == TRANSACTION_STATUS_IDLE:  # the ORM ends it after a failed flush: not active
+        # After a failed flush the ORM itself has ended the transaction; the session is not active then.
+        if self.is_active and status == TRANSACTION_STATUS_IDLE:
             return TransactionState.ENDED
         if not self.is_active or status != TRANSACTION_STATUS_INTRANS:
             return TransactionState.FAILED
         return TransactionState.OPEN
 
-    def take_stock(self) -> None:
-        """After a handler has returned: flush the ORM's objects, and raise if the transaction cannot be committed."""
+    def flush_and_check(self) -> None:
+        """Flush the ORM's objects after a handler has returned, and raise if the transaction cannot be committed."""
         self.flush()
         match self.state:
             case TransactionState.LOST:
@@ -134,7 +136,7 @@ class HandlerSession(Session):
                 raise TransactionFailed
 
     def commit_batch(self) -> None:
-        """Commit. In a user's test it ends a savepoint, which does not check deferred constraints: so check them."""
+        """Commit. In a user's test this only releases a savepoint, so deferred constraints are checked here."""
         if isinstance(self.bind, Connection):
             self._plain.execute(CHECK_DEFERRED)
         super().commit()

@@ -38,7 +38,8 @@ PAGE: Final = 1000  # due tasks in one transaction
 BUDGET_SECONDS: Final = 4.0  # below the interval of reclaim
 Lost = Callable[["Sequence[OverdueTask]", Settings], "Sequence[OverdueTask]"]
 
-# record_progress: remember the latest wake-up among the claimed tasks of each queue and priority, once per grace.
+# record_progress: remember the latest wake-up among the claimed tasks of each queue and priority, once per grace. The
+# one that was remembered a grace ago becomes `passed_wakeup_at`: older wake-ups of tasks that still wait are lost.
 RECORD_PROGRESS: Final = sql("""
     INSERT INTO ledger.wakeup_horizon AS horizon (queue, priority, seen_wakeup_at, seen_at)
     SELECT queue, priority, max(last_wakeup_at), (SELECT ledger.ledger_now()) FROM ledger.task_lease
@@ -48,7 +49,8 @@ RECORD_PROGRESS: Final = sql("""
     WHERE horizon.seen_at <= excluded.seen_at - make_interval(secs => :grace)
 """)
 
-# The task was woken longer ago than its grace, and no wake-up of that age waits in the outbox.
+# The task was woken longer ago than its grace, and no wake-up of that age waits in the outbox. The grace of a task that
+# was woken again is longer by the time between its first and its last wake-up, so it doubles each time.
 _IS_OVERDUE: Final = f"""task.last_wakeup_at + make_interval(secs => :grace) + greatest(task.last_wakeup_at
           - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0') <= (SELECT at FROM clock)
       AND NOT EXISTS (
@@ -116,10 +118,10 @@ class OverdueTask:
 def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | None = None) -> int:
     """Send lost wake-ups again; return the number of tasks.
 
-    Of each queue and type, the first page of due tasks is checked. While all overdue tasks of a page have lost their
+    For each queue and type, the first page of due tasks is checked. If all overdue tasks of a page have lost their
     wake-up, as after the loss of all messages, the next page follows, until the budget is used up. The broker is asked
-    once per queue, and only if a task is overdue: the wake-ups that we send must not make the queue look alive. `lost`
-    chooses the tasks where messages are not handed out in one order.
+    for its queue's length once, and only if a task is overdue: later, the queue contains the wake-ups that we sent.
+    `lost` replaces that decision for Kafka, which does not hand out messages in one order.
     """
     grace = settings.ingest_wakeup_grace_ms / 1000
     values = {"grace": grace, "most": PAGE}

@@ -1,13 +1,13 @@
 """Reclaim the leases of lost workers.
 
-A lease expires when its holder no longer renews it. Reclaim ends it while its row is locked, and settles its tasks
-under its token: a holder that settles at the same moment either comes first or is refused.
+A lease expires when its holder no longer renews it. Reclaim locks the lease, settles its tasks under its token, and
+deletes it, in one transaction. A holder that settles at the same moment either comes first or is refused.
 
 `execution/decision.py` says what becomes of the tasks: one that ran alone has failed, several will each run alone.
 
-After a restart of the database, or when reclaim has not run for longer than a lease, an expired lease is first
-extended, once: its holder may be alive and was unable to renew it. If it was not renewed until the next look, it is
-reclaimed, however rarely reclaim runs. See docs/protocol.md, Poison and Ticks.
+After a restart of the database, or when reclaim itself has not run for longer than a lease, an expired lease is first
+extended: its holder may be alive and was unable to renew it. This happens once. If the holder has not renewed the lease
+by the end of the extension, it is reclaimed. See docs/protocol.md, Poison and Ticks.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ _LOCK_LEASES: Final = """
     SELECT token, holder, type, reason FROM ledger.task_lease
     WHERE token = ANY(ARRAY(SELECT token FROM found WHERE before < :tasks)) AND {0}
     ORDER BY lease_until, token FOR UPDATE SKIP LOCKED"""
-# expired: leases that their holders have not renewed, longest expired first, with about so many tasks.
+# expired: leases that their holders have not renewed, longest expired first, until they have about `:tasks` tasks.
 EXPIRED: Final = sql(_LOCK_LEASES.format("lease_until <= (SELECT ledger.ledger_now())"))
 # of_holders: the leases of processes that are known to have ended.
 OF_HOLDERS: Final = sql(_LOCK_LEASES.format("holder = ANY(CAST(:holders AS text[]))"))
 END_LEASES: Final = sql("DELETE FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))")
 
-# extend_expired: expired, not extended before → valid for one more lease from now. Renewing clears the mark.
+# extend_expired: expired, not extended before → valid for one more lease from now. Renewing clears the mark. A lease
+# with a reason is left out: its holder was killed at the hard limit.
 EXTEND_EXPIRED: Final = sql("""
     WITH expired AS MATERIALIZED (
         SELECT token FROM ledger.task_lease
@@ -57,7 +58,8 @@ EXTEND_EXPIRED: Final = sql("""
     SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds), is_extended = true
     FROM expired WHERE task_lease.token = expired.token
 """)
-# was_interrupted: the database has just started, or reclaim has not run for a while: holders may have been cut off.
+# was_interrupted: the database has just started, or reclaim has not run for a while, so that holders may have been
+# unable to renew their leases.
 WAS_INTERRUPTED: Final = sql("""
     SELECT (SELECT ledger.ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :lease_seconds)
         OR coalesce((SELECT (SELECT ledger.ledger_now()) - finished_at > make_interval(secs => :pause_seconds)

@@ -71,7 +71,7 @@ def test_a_worker_that_stops_while_it_reads_its_claim_releases_its_tasks(monkeyp
         raise SystemExit
 
     (id_,) = submitted(1)
-    monkeypatch.setattr("tasks.execution.claim._sort", strike)
+    monkeypatch.setattr("tasks.execution.claim._by_verdict", strike)
     with pytest.raises(SystemExit):
         delivered([id_])
     assert (rows(), leases()) == ([("QUEUED", 0)], 0)
