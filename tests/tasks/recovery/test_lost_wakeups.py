@@ -60,6 +60,17 @@ def test_all_wakeups_that_the_broker_lost_are_sent_again(ledger: ServersOfTests)
     assert [len(wakeup.ids) for wakeup in wakeups()[-3:]] == [100, 100, 50]
 
 
+def test_lost_wakeups_of_several_pages_are_sent_again_in_one_tick(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.recovery.lost_wakeups.PAGE", 100)
+    ids = submitted(250)
+    flush_broker(ledger)
+    move(ledger, GRACE + 1)
+    assert repair_lost_wakeups(depth=None) == 250
+    assert arrived(ledger) == {str(one): 1 for one in ids}
+
+
 def test_tasks_that_wait_in_a_working_queue_are_not_woken_again(ledger: ServersOfTests) -> None:
     submitted(50)
     move(ledger, 100 * GRACE)
