@@ -21,7 +21,7 @@ from tasks.operations import dead_tasks
 from tasks.recovery.reclaim import reclaim_leases
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import audits, change, delivered, handled, leases, scalar, submitted, take_away
-from tests.tasks.execution.test_ledger_lost import Line
+from tests.tasks.ledger_line import Line
 from tests.tasks.lost_workers import LEASE, killed, later, reclaim_lost
 from tests.tasks.outside import TYPE, ran
 from tests.tasks.work import OnPurpose, rows, task

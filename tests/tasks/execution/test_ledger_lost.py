@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +21,6 @@ from tasks.execution.deliver import ingest
 from tasks.execution.stopping import WorkerStops
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
-from tests.outbox.publishers.proxy import Proxy
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
     are_well,
@@ -38,50 +36,11 @@ from tests.tasks.deliveries import (
     take_away,
     watching,
 )
+from tests.tasks.ledger_line import Line
 from tests.tasks.lost_workers import later
 from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
 
 Script = Callable[[Task, Any], Any]
-
-
-class Line(Proxy):
-    """A proxy for the ledger that breaks a connection at a given text: before the server gets it, or its answer."""
-
-    def __init__(self, server: str) -> None:
-        self._cut_at: bytes | None = None
-        self.is_down = False
-        self._answer_is_lost = self._must_answer = False
-        super().__init__(server)
-
-    def go_down(self) -> None:
-        """Break all connections and accept no new one, as a server that restarts does."""
-        self.is_down = True
-        self.hang_up()
-
-    def _connect(self, client: socket.socket) -> None:
-        if self.is_down:
-            client.close()
-        else:
-            super()._connect(client)
-
-    def cut_at(self, words: str, *, but_it_arrives: bool) -> None:
-        self._cut_at, self._must_answer = words.encode(), but_it_arrives
-
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        while data := source.recv(65536):
-            if self._cut_at and self._cut_at in data:
-                self._cut_at = None
-                if not self._must_answer:
-                    return
-                self._answer_is_lost = True
-            target.sendall(data)
-
-    def _answer(self, source: socket.socket, target: socket.socket) -> None:
-        while data := source.recv(65536):
-            if self._answer_is_lost:
-                self._answer_is_lost = False
-                return
-            target.sendall(data)
 
 
 pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
