@@ -153,17 +153,15 @@ def ack_sent_many(
 
 def ack_sent_audited(
     db: Db, external_ids: Mapping[int, str | None], worker_id: str, *, lease_token: Token = None, as_batch: bool = False
-) -> dict[int, datetime]:
-    """Mark events as SENT and audit them in the same statement. Return their `sent_at`.
+) -> tuple[set[int], datetime | None]:
+    """Mark events as SENT and audit them in the same statement. Return the ids that were still held, and `sent_at`.
 
     `as_batch` writes one audit row for all events instead of one for each. Its time is their `sent_at`.
     """
-    if not external_ids:
-        return {}
     values = {"id": list(external_ids), "external_id": _storable(external_ids)}
     values |= {"worker_id": worker_id, "lease_token": lease_token}
-    rows = connection_of(db).execute(ACK_AND_AUDIT_BATCH if as_batch else ACK_AND_AUDIT, values)
-    return {row.id: row.sent_at for row in rows}
+    ids, sent_at = connection_of(db).execute(ACK_AND_AUDIT_BATCH if as_batch else ACK_AND_AUDIT, values).one()
+    return set(ids), sent_at
 
 
 def fail_retry(

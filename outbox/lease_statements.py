@@ -37,10 +37,10 @@ def _held_update(changes: str, *, audit: str = "", **columns: str) -> TextClause
 
 
 def _audited(update: str, audit: str) -> str:
-    """Return the end of a statement that changes rows and audits them. It returns their ids and `sent_at`."""
+    """Return the end of a statement that changes rows and audits them. It returns their ids, and their `sent_at`."""
     return f""", changed AS ({update} RETURNING e.id, e.destination, e.external_id, e.sent_at),
         audits AS (INSERT INTO ledger.outbox_audit (code, worker_id, outbox_id, detail, created_at) {audit})
-        SELECT id, sent_at FROM changed"""
+        SELECT coalesce(array_agg(id), '{{}}') AS ids, min(sent_at) AS sent_at FROM changed"""
 
 
 # waiting: the destinations that have unsent events, found by skipping from one to the next in the two indexes.

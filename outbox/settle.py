@@ -57,21 +57,15 @@ class Settlement:
                 case Failed(error, retry_after):
                     retries[event.id] = (error, self._wait_ms(event, retry_after))
         events = [event for event, _ in outcomes]
-        acked: dict[int, datetime] = {}  # the event's `sent_at`
-        if sent:
-            token = events[0].lease_token
-            acked = lease.ack_sent_audited(
-                self.connection, sent, self.worker_id, lease_token=token, as_batch=audit_as_batch
-            )
-            self._audit_conflicts("ack", sent.keys() - acked.keys())
-            audit.count(AuditCode.SUCCESS, len(acked))
+        acked, sent_at = self._ack(sent, events, as_batch=audit_as_batch)
         failpoint("relay.in_settle")
         failed = self._retry(retries, events)
         died = self._bury(dead, events)
         self._change("release", lease.release_lease_many, untried, events)
         self.connection.commit()
-        delays = [(acked[event.id] - event.waiting_since).total_seconds() for event in events if event.id in acked]
-        metrics.observe_many(metrics.OUTBOX_PUBLISH_DELAY_SECONDS, delays)
+        if sent_at is not None:
+            delays = [(sent_at - event.waiting_since).total_seconds() for event in events if event.id in acked]
+            metrics.observe_many(metrics.OUTBOX_PUBLISH_DELAY_SECONDS, delays)
         _measure(seconds, success=len(acked), failure=failed, dead=died)
         return len(acked), failed, died
 
@@ -146,6 +140,20 @@ class Settlement:
         self._audit(AuditCode.RETRY, {probe.id: UNREACHABLE + error})
         self.connection.commit()
         _measure(None, failure=1)
+
+    def _ack(
+        self, sent: Mapping[int, str | None], events: Sequence[ClaimedEvent], *, as_batch: bool
+    ) -> tuple[set[int], datetime | None]:
+        """Mark events as SENT and audit them; return the ids of those that were still held, and the time."""
+        if not sent:
+            return set(), None
+        token = events[0].lease_token
+        acked, sent_at = lease.ack_sent_audited(
+            self.connection, sent, self.worker_id, lease_token=token, as_batch=as_batch
+        )
+        self._audit_conflicts("ack", sent.keys() - acked)
+        audit.count(AuditCode.SUCCESS, len(acked))
+        return acked, sent_at
 
     def _retry(self, failures: Mapping[int, tuple[str, float]], events: Sequence[ClaimedEvent]) -> int:
         if not failures:

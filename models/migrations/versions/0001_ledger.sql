@@ -256,29 +256,31 @@ CREATE FUNCTION ledger.outbox_canonical_json(given jsonb, depth integer DEFAULT 
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
 DECLARE
     kind text := jsonb_typeof(given);
+    zeros text := '^(-?[0-9]+\.(?:0|[0-9]*[1-9]))0+$';
 BEGIN
-    IF kind = 'number' THEN
-        RETURN regexp_replace(CAST(given AS text), '(\.[0-9]+?)0+$', '\1');
-    ELSIF kind NOT IN ('object', 'array') THEN
-        RETURN CAST(given AS text);
-    ELSIF depth > 64 THEN
-        RETURN NULL;
-    ELSIF kind = 'object' THEN
+    IF kind = 'object' AND depth <= 64 THEN
         RETURN (
             WITH member AS MATERIALIZED (
-                SELECT key COLLATE "C" AS key, ledger.outbox_canonical_json(value, depth + 1) AS written
+                SELECT key COLLATE "C" AS key,
+                       CASE WHEN jsonb_typeof(value) IN ('object', 'array')
+                            THEN ledger.outbox_canonical_json(value, depth + 1)
+                            ELSE regexp_replace(CAST(value AS text), zeros, '\1') END AS written
                 FROM jsonb_each(given))
             SELECT CASE WHEN count(*) = count(written) THEN
                 '{' || coalesce(string_agg(CAST(to_json(key) AS text) || ':' || written, ',' ORDER BY key), '') || '}' END
             FROM member);
+    ELSIF kind = 'array' AND depth <= 64 THEN
+        RETURN (
+            WITH member AS MATERIALIZED (
+                SELECT place, CASE WHEN jsonb_typeof(value) IN ('object', 'array')
+                                   THEN ledger.outbox_canonical_json(value, depth + 1)
+                                   ELSE regexp_replace(CAST(value AS text), zeros, '\1') END AS written
+                FROM jsonb_array_elements(given) WITH ORDINALITY AS element(value, place))
+            SELECT CASE WHEN count(*) = count(written) THEN
+                '[' || coalesce(string_agg(written, ',' ORDER BY place), '') || ']' END
+            FROM member);
     END IF;
-    RETURN (
-        WITH member AS MATERIALIZED (
-            SELECT place, ledger.outbox_canonical_json(value, depth + 1) AS written
-            FROM jsonb_array_elements(given) WITH ORDINALITY AS element(value, place))
-        SELECT CASE WHEN count(*) = count(written) THEN
-            '[' || coalesce(string_agg(written, ',' ORDER BY place), '') || ']' END
-        FROM member);
+    RETURN CASE WHEN kind NOT IN ('object', 'array') THEN regexp_replace(CAST(given AS text), zeros, '\1') END;
 END $$;
 
 -- An event that is inserted without a hash gets it here. Wake-ups have none: they are never duplicates.
