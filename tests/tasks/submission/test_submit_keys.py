@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -27,7 +27,6 @@ from tests.outbox.ledger import move
 from tests.outbox.table import WAITING, pid
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
-from tests.tasks.deliveries import wait_until_blocked
 from tests.tasks.work import rows, task, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("stack")
@@ -362,30 +361,6 @@ def test_a_key_with_two_payloads_in_one_call_creates_no_task(session: Session) -
         submit_many(session, [NewTask("test.insert", n, key="same") for n in range(2)])
     session.commit()
     assert len(rows()) == len(wakeups()) == 0
-
-
-@pytest.mark.parametrize("field", ["key", "partition_key"])
-def test_a_deadlock_of_two_keys_in_opposite_orders_asks_the_caller_to_repeat_the_transaction(
-    stack: ServersOfTests, field: str
-) -> None:
-    keys: dict[str, dict[str, Any]] = {name: {field: name} for name in "ab"}
-    with Session(stack.cluster.superuser) as other, sessions()() as ours:
-        other.execute(sql("SET LOCAL deadlock_timeout = '1min'"))  # so that the server ends ours
-        other_pid = pid(other.connection())
-        submit(other, "test.insert", 1, **keys["b"])
-        submit(ours, "test.insert", 1, **keys["a"])
-        thread = Thread(target=submit, args=(other, "test.insert", 1), kwargs=keys["a"])
-        thread.start()
-        wait_until_blocked(other_pid)
-        with pytest.raises(LedgerBusy, match="repeat the whole transaction") as busy:
-            submit(ours, "test.insert", 1, **keys["b"])
-        ours.rollback()
-        thread.join()
-    cause = busy.value.__cause__
-    assert isinstance(cause, DBAPIError)
-    assert getattr(cause.orig, "pgcode", None) == "40P01"
-    with sessions().begin() as again:
-        assert all(submit(again, "test.insert", 1, **keys[name]).created for name in "ab")
 
 
 @pytest.mark.parametrize(("chunk", "count", "rounds"), [(1, 8, 25), (1000, 300, 10)], ids=["by one", "at once"])
