@@ -95,7 +95,7 @@ def test_a_task_that_waits_for_a_deletion_writes_no_chunk() -> None:
         except Discard as discard:
             discarded.append(discard)
 
-    with sessions()() as deleting, sessions()() as writer:
+    with sessions()() as writer, sessions()() as deleting:  # if a check fails, this frees the thread first
         documents.delete(deleting, ["a.txt"])
         pid = writer.execute(sql("SELECT pg_backend_pid()")).scalar_one()
         thread = threading.Thread(target=write)

@@ -107,7 +107,7 @@ def test_a_file_over_the_limit_is_rejected_before_anything_is_stored(monkeypatch
 
 
 def test_of_two_concurrent_uploads_of_one_name_the_last_to_commit_wins() -> None:
-    with sessions()() as first, sessions()() as second:
+    with sessions()() as second, sessions()() as first:  # if a check fails, this frees the thread first
         documents.upload(first, name="a.txt", content=b"one")
         pid = second.execute(sql("SELECT pg_backend_pid()")).scalar_one()
         thread = threading.Thread(target=documents.upload, args=(second,), kwargs={"name": "a.txt", "content": b"two"})
@@ -151,7 +151,7 @@ def test_an_older_revision_that_waits_for_an_upload_writes_nothing() -> None:
         except Discard as discard:
             discarded.append(discard)
 
-    with sessions()() as newer, sessions()() as older:
+    with sessions()() as older, sessions()() as newer:  # if a check fails, this frees the thread first
         documents.upload(newer, name="a.txt", content=b"two")
         pid = older.execute(sql("SELECT pg_backend_pid()")).scalar_one()
         thread = threading.Thread(target=write_old)
@@ -166,7 +166,7 @@ def test_an_older_revision_that_waits_for_an_upload_writes_nothing() -> None:
 
 def test_an_upload_waits_for_chunks_that_are_being_written() -> None:
     id_ = add_searchable("one")
-    with sessions()() as writer, sessions()() as newer:
+    with sessions()() as newer, sessions()() as writer:  # if a check fails, this frees the thread first
         store.replace_chunks(writer, id_, 1, split("one again"))
         pid = newer.execute(sql("SELECT pg_backend_pid()")).scalar_one()
         thread = threading.Thread(target=documents.upload, args=(newer,), kwargs={"name": "a.txt", "content": b"two"})

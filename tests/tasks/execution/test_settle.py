@@ -148,9 +148,13 @@ def test_several_outcomes_are_settled_together_and_the_lease_ends_with_them() ->
 
 
 def test_a_holder_that_settles_during_reclaim_waits_and_is_refused() -> None:
-    """Both lock the lease before its tasks; otherwise they would deadlock."""
+    """Both lock the lease before its tasks; otherwise they would deadlock.
+
+    If an assertion fails, `reclaim` is closed first, so that the thread gets its lock and can end. `late` is closed
+    last, when the thread no longer uses its connection.
+    """
     claim = claimed(submitted(3))
-    with Session(engine()) as reclaim, Session(engine()) as late, ThreadPoolExecutor(1) as thread:
+    with Session(engine()) as late, ThreadPoolExecutor(1) as thread, Session(engine()) as reclaim:
         reclaim.execute(sql("SELECT FROM ledger.task_lease FOR UPDATE"))
         outcomes = dict.fromkeys(claim.tasks, Succeeded())
         backend = pid(late.connection())

@@ -22,7 +22,7 @@ from outbox.after_commit_publisher import after_commit_publisher
 from tasks import IdempotencyConflict, NewTask, submit, submit_many
 from tasks.execution.time_limits import SoftTimeLimit
 from tests.outbox.ledger import arrived
-from tests.servers import ServersOfTests
+from tests.servers import ServersOfTests, wait_until
 from tests.tasks.deliveries import scalar, wait_until_blocked
 from tests.tasks.work import rows, transitions, wakeups
 
@@ -158,11 +158,11 @@ def test_an_error_of_the_database_leaves_the_connection_usable(one_connection: E
 
 def test_a_broken_connection_is_reported_and_replaced(one_connection: Engine) -> None:
     submit(one_connection, "test.insert")
-    with engine().begin() as holder, ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(1) as threads, engine().begin() as holder:  # if a check fails, this frees the thread first
         holder.execute(sql("LOCK TABLE ledger.ingest_task IN SHARE MODE"))
         waits = threads.submit(submit, one_connection, "test.insert")
-        while (pid := scalar(BACKENDS)) is None:
-            pass
+        wait_until(lambda: scalar(BACKENDS) is not None, "the submit has begun")
+        pid = scalar(BACKENDS)
         wait_until_blocked(pid)
         holder.execute(sql("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
         error = waits.exception(20)

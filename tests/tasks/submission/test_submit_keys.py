@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Barrier
 from typing import Any
 
@@ -69,10 +69,11 @@ class Second:
     stack: ServersOfTests
     connection: Connection
     threads: ThreadPoolExecutor
+    submits: list[Future[uuid.UUID | None]] = field(default_factory=list)
 
     def waits(self, lane: Lane, payload: Any, key: str) -> Future[uuid.UUID | None]:
         """Submit in a thread and return when it waits for a lock. The result is the task of a conflict, or None."""
-        started = self.threads.submit(self._submit, lane, payload, key)
+        self.submits.append(started := self.threads.submit(self._submit, lane, payload, key))
         wait_until(self._is_blocked, "the second client waits for the first")
         return started
 
@@ -88,7 +89,10 @@ class Second:
 @pytest.fixture
 def second(stack: ServersOfTests) -> Iterator[Second]:
     with engine().connect() as connection, ThreadPoolExecutor(1) as threads:
-        yield Second(stack, connection, threads)
+        yield (made := Second(stack, connection, threads))
+        if not all(submit.done() for submit in made.submits):  # a failed test left it waiting
+            with stack.cluster.superuser.begin() as other:
+                other.execute(sql("SELECT pg_cancel_backend(:pid)"), {"pid": pid(connection)})
 
 
 def conflict_of(lane: Lane, connection: Connection, payload: Any, key: str) -> uuid.UUID | None:
