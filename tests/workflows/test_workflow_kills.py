@@ -18,6 +18,7 @@ from tests.workflows.outside import Outside
 from workflows import TYPE
 
 NUMBERS = range(1, len(KEYS) + 1)
+PAUSE_SECONDS = 600  # longer than a lease; after the time limit of a handler its process would kill itself
 
 
 def count_calls(outside: Outside) -> Counter[str]:
@@ -80,7 +81,7 @@ def test_a_worker_that_resumes_after_its_task_was_reclaimed_does_and_writes_noth
         reclaim_and_run(stack, id_)
         before, history = task(id_), transitions(id_)
         assert_succeeded(before)
-        assert paused.resume(after_seconds=3600) == 0
+        assert paused.resume(after_seconds=PAUSE_SECONDS) == 0
     assert (task(id_), transitions(id_)) == (before, history)
     assert_effects_happened_once(outside, repeated=KEYS[number - 1] if place == "before_keep" else None)
     is_after_the_last = place == "after_keep" and number == len(KEYS)
