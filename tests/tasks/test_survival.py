@@ -89,12 +89,14 @@ def ended(nodes: SharedNodes, tmp_path_factory: pytest.TempPathFactory) -> dict[
         asked_at = time.monotonic()
         for worker in workers.values():
             worker.kill("SIGTERM")
+        ended_after = {}
         for name, worker in workers.items():
             worker.process.popen.wait(20)
-            seconds = time.monotonic() - asked_at
+            ended_after[name] = time.monotonic() - asked_at
+        for name, worker in workers.items():
             await_work(apps[name])
             apps[name].control.purge()  # otherwise the worker of a later test would run it
-            seen[name] = Ended(seconds, hands[name].finished_by, worker.metrics_folders())
+            seen[name] = Ended(ended_after[name], hands[name].finished_by, worker.metrics_folders())
     for held in hands.values():
         held.release()
     return seen
