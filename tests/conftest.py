@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import make_url
 
 import settings
 from embedded.home import Home
@@ -16,12 +17,13 @@ from embedded.roles import PORTS, SERVER_ROLES
 from embedded.shutdown import stop_programs
 from embedded.stack import embedded_servers
 from models import engine as engine_module
+from outbox.after_commit_publisher import after_commit_publisher
 from tests.another_postgres import another_postgres
 from tests.app import point_app_at
 from tests.isolation import isolate
-from tests.servers import Cluster, ServersOfTests, truncate_everything, wait_until
+from tests.servers import Cluster, ServersOfTests, empty_tables, wait_until
 
-pytest_plugins = ["tests.coverage_report", "tests.nodes.plugin", "tests.ledger_fixtures"]
+pytest_plugins = ["tests.coverage_report", "tests.schedule", "tests.nodes.plugin", "tests.ledger_fixtures"]
 
 
 def pytest_configure() -> None:
@@ -79,20 +81,36 @@ def empty_database(postgres: Cluster) -> Iterator[str]:
 @pytest.fixture
 def database(postgres: Cluster) -> str:
     """The address of the migrated database, after emptying it."""
-    truncate_everything(postgres)
+    empty_tables(postgres)
     return postgres.url(postgres.migrated)
 
 
 @pytest.fixture
 def stack(servers: ServersOfTests, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersOfTests]:
-    """Point this process and its children at the servers of the tests, after emptying them."""
+    """Point this process and its children at the servers of the tests, after emptying them.
+
+    The connections to the migrated database stay open for the next test: opening them and preparing their statements
+    takes longer than most tests.
+    """
     servers.home.write_stack({**servers.addresses, "DATABASE_URL": database})
     servers.flush_redis()
     monkeypatch.setenv("CELERIAC_HOME", str(servers.home.path))
     settings.current.cache_clear()
     point_app_at(servers.addresses["BROKER_URL"])
+    _keep_publisher()
     yield servers
-    for engine in engine_module._engines.values():
-        engine.dispose()
-    engine_module._engines.clear()
+    for url, engine in list(engine_module._engines.items()):
+        if url != database or engine.pool.checkedout():  # type: ignore[attr-defined]
+            engine_module._engines.pop(url).dispose()
     settings.current.cache_clear()
+
+
+def _keep_publisher() -> None:
+    """Keep the publishing thread of the test before if a new one would be the same."""
+    made, current = after_commit_publisher.made, settings.current()
+    if made is None or made._thread is None or made._is_closed:
+        return
+    is_as_new = not made.circuits._open and not made._left_to_relay
+    is_connected_here = made._engine.url == make_url(current.database_url)
+    if is_as_new and is_connected_here and made.settings.model_dump() == current.model_dump():
+        made.settings = current

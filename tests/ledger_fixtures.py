@@ -73,7 +73,6 @@ def _wakeups_are_published() -> Iterator[None]:
     yield
     if left := after_commit_publisher.made:
         left.wait_until_idle()
-        left._engine.dispose()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.app import app
-from outbox.after_commit_publisher import after_commit_publisher
 from tests.api.callers import Callers
 from tests.api.server import Server
 from tests.servers import ServersOfTests
@@ -32,12 +31,3 @@ def server(stack: ServersOfTests) -> Iterator[Server]:
 @pytest.fixture
 def callers(client: TestClient) -> Callers:
     return Callers(client)
-
-
-@pytest.fixture(autouse=True)
-def _finish_publishing() -> Iterator[None]:
-    """Publish what the test has submitted before the next test empties the tables, and close the connections."""
-    yield
-    if left := after_commit_publisher.made:
-        left.wait_until_idle()
-        left._engine.dispose()

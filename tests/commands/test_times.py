@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -22,11 +23,14 @@ IN_JSON = re.compile(r'"(\d{4}-\d\d-\d\dT[^"_]*)"')
 
 
 @pytest.fixture
-def in_shanghai(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_shanghai(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Connect with a session time zone other than UTC."""
     monkeypatch.setenv("PGTZ", "Asia/Shanghai")
+    engine().dispose()  # connections of the test before
     with engine().connect() as connection:
         assert connection.execute(sql("SHOW timezone")).scalar() == "Asia/Shanghai"
+    yield
+    engine().dispose()
 
 
 def is_now(at: datetime) -> bool:

@@ -72,7 +72,7 @@ def sink() -> None:
     """Create the table `test_sink`, or empty it. It has no unique key, so an effect that happens twice has two rows."""
     with engine().begin() as connection:
         connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_sink (task_id uuid, note text)"))
-        connection.execute(sql("TRUNCATE public.test_sink"))
+        connection.execute(sql("DELETE FROM public.test_sink"))  # faster than TRUNCATE
 
 
 def effects() -> Counter[uuid.UUID]:

@@ -32,7 +32,7 @@ def create_tables() -> None:
     with engine().begin() as connection:
         connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_stage_call (key text)"))
         connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_stored (key text PRIMARY KEY, summary text)"))
-        connection.execute(sql("TRUNCATE public.test_stage_call, public.test_stored"))
+        connection.execute(sql("DELETE FROM public.test_stage_call; DELETE FROM public.test_stored"))
 
 
 @stage("test.store")
