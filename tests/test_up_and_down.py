@@ -16,7 +16,6 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -26,6 +25,7 @@ from child_process import OwnProcess
 from embedded.roles import ROLES
 from settings import ROOT
 from tests.servers import wait_until
+from tests.tasks.celery_settings import application
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -53,7 +53,12 @@ class User:
         return done.stdout + done.stderr
 
     def pids(self) -> dict[str, int]:
-        return {line["role"]: line["pid"] for line in json.loads(self.manage("ps", "--json"))}
+        """Return what `manage.py ps` prints, without the second that starting it takes."""
+        files = (self.home / "run").glob("*.pid")
+        return {path.stem: int(path.read_text().split()[0]) for path in files}
+
+    def addresses(self) -> dict[str, str]:
+        return dict(json.loads((self.home / "stack.json").read_text()))
 
     def exports(self) -> dict[str, str]:
         lines = self.manage("env").splitlines()
@@ -61,16 +66,9 @@ class User:
 
     def workers(self) -> set[str]:
         """Return the first half of the names of the workers that answer a ping."""
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "tasks", "inspect", "ping", "-t", "1", "--json"],
-            cwd=ROOT,
-            env=self.environment | {"BROKER_URL": self.exports()["BROKER_URL"]},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        answers: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-        return {name.partition("@")[0] for name in answers}
+        with application(self.addresses()["BROKER_URL"]) as app:
+            answers = app.control.ping(timeout=1, limit=2) or []
+        return {name.partition("@")[0] for answer in answers for name in answer}
 
     def processes(self) -> list[OwnProcess]:
         """Return every process whose environment names this home."""
@@ -115,6 +113,7 @@ def get(url: str, *, login: str = "") -> tuple[int, str]:
 def test_one_command_starts_everything_and_prints_the_addresses(user: User) -> None:
     said = user.manage("up", "-d")
     assert user.pids().keys() == {"supervisor", *ROLES}
+    assert user.pids() == {line["role"]: line["pid"] for line in json.loads(user.manage("ps", "--json"))}
     exports = user.exports()
     assert list(exports)[:4] == ["DATABASE_URL", "BROKER_URL", "REDIS_URL", "API_URL"]
     assert exports["API_URL"] in said
@@ -138,7 +137,7 @@ def test_the_printed_addresses_work_as_they_are_in_sqlalchemy_and_libpq(running:
 
 
 def test_the_api_answers_and_refuses_strangers(running: User) -> None:
-    api = running.exports()["API_URL"]
+    api = running.addresses()["API_URL"]
     assert get(f"{api}/healthz") == (200, '{"status":"ok"}')
     assert get(f"{api}/readyz") == (200, '{"status":"ready"}')
     assert get(f"{api}/metrics")[0] == 200
@@ -146,7 +145,7 @@ def test_the_api_answers_and_refuses_strangers(running: User) -> None:
 
 
 def test_flower_requires_the_generated_login(running: User) -> None:
-    flower = json.loads((running.home / "stack.json").read_text())["FLOWER_URL"]
+    flower = running.addresses()["FLOWER_URL"]
     secret = json.loads((running.home / "secrets.json").read_text())["flower"]
     assert get(flower)[0] == 401
     status, page = get(flower, login=f"celeriac:{secret}")
@@ -206,14 +205,14 @@ def test_the_checks_of_a_fresh_stack_find_no_problem(running: User) -> None:
 
 
 def test_up_after_a_killed_supervisor_replaces_all_its_programs(running: User) -> None:
-    addresses, before = running.exports(), running.pids()
+    addresses, before = running.addresses(), running.pids()
     orphans = running.processes()
     OwnProcess.of(before["supervisor"]).kill()
     running.manage("up", "-d")
     after = running.pids()
     assert not set(before.values()) & set(after.values())
     assert not any(process.is_alive() for process in orphans)
-    assert running.exports() == addresses
+    assert running.addresses() == addresses
     assert get(f"{addresses['API_URL']}/readyz")[0] == 200
 
 

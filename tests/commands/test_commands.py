@@ -16,7 +16,6 @@ import typer.main
 from typer.testing import CliRunner
 
 import commands
-from commands.config import configuration_page
 from settings import ROOT
 from tests.servers import Cluster
 
@@ -97,10 +96,6 @@ def test_config_does_not_print_passwords() -> None:
 )
 def test_config_masks_a_password_anywhere_in_an_address(url: str) -> None:
     assert "hunter2" not in manage("config", "--json", DATABASE_URL=url).stdout
-
-
-def test_the_configuration_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "run `make docs`"
 
 
 def test_any_python_continues_with_the_python_of_venv(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import settings
 from models import schema
 from models.engine import engine, make_engine
 from tests.nodes.containers import WorkerNode
-from tests.nodes.programs import celery, run
+from tests.nodes.programs import celery, finish, start
 from tests.servers import ServersOfTests, wait_until
 
 NAMES = ("celeriac", "other")
@@ -44,6 +46,15 @@ def counts(name: str) -> dict[str, int]:
         return {status: count for status, count in found}  # noqa: C416 - rows are not pairs for mypy
 
 
+def run_at_once(
+    command: list[str], installations: Sequence[str], variables: Mapping[str, str]
+) -> list[CompletedProcess[str]]:
+    """Run a command in these installations and wait for all of them."""
+    with ExitStack() as running:
+        started = [running.enter_context(start(command, LEDGER_SCHEMA=name, **variables)) for name in installations]
+        return [finish(process) for process in started]
+
+
 @pytest.mark.usefixtures("other")
 def test_each_worker_runs_the_tasks_of_its_own_installation_only(
     celery_broker: Any, stack: ServersOfTests, database: str, tmp_path: Path
@@ -56,15 +67,12 @@ def test_each_worker_runs_the_tasks_of_its_own_installation_only(
     try:
         for worker in workers:
             worker.ready()
-        for number, name in enumerate(NAMES, start=1):
-            for _ in range(number):
-                submit = [sys.executable, "manage.py", "submit", "demo.flaky", "{}", "--json"]
-                submitted = run(submit, LEDGER_SCHEMA=name, **shared)
-                assert submitted.returncode == 0, submitted.stderr
-                assert json.loads(submitted.stdout)["created"]
+        submit = [sys.executable, "manage.py", "submit", "demo.flaky", "{}", "--json"]
+        for submitted in run_at_once(submit, ("celeriac", "other", "other"), shared):
+            assert submitted.returncode == 0, submitted.stderr
+            assert json.loads(submitted.stdout)["created"]
         wait_until(lambda: [counts(name) for name in NAMES] == [{"SUCCEEDED": 1}, {"SUCCEEDED": 2}], "all have run")
-        for name in NAMES:
-            answer = run(celery("-A", "tasks", "inspect", "ping", "-t", "2"), LEDGER_SCHEMA=name, **shared)
+        for answer in run_at_once(celery("-A", "tasks", "inspect", "ping", "-t", "2"), NAMES, shared):
             assert "1 node online" in answer.stdout, answer.stdout + answer.stderr
         if url.startswith("redis"):
             with redis.Redis.from_url(url, decode_responses=True) as client:
