@@ -2,6 +2,9 @@
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
+# Three processes for two cores: many tests wait. Bytecode is kept even if the shell forbids it, because most of the
+# programs that the tests start import everything; `__pycache__` is ignored by git.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile
 
 .PHONY: up start stop status test test-all lint demo docs requirements bench-peers help
 
@@ -21,10 +24,10 @@ status: .venv/ready  ## list what is running, with addresses
 	@$(BIN)/python manage.py ps $(ARGS)
 
 test: .venv/ready-dev  ## run all tests but the long ones, against real servers
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 test-all: .venv/ready-dev  ## run all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "" $(ARGS)
+	@$(PYTEST) -m "" $(ARGS)
 
 lint: .venv/ready-dev  ## check style, formatting, types and the direction of imports
 	@$(BIN)/ruff check .
