@@ -215,7 +215,7 @@ def throughput(system: System, count: int, say: Say) -> Rate:
             place.await_all(running)
             began_at = time.monotonic()
             place.open_gate()
-            seconds = _await_effects(engine, place, running, count, began_at) - began_at
+            seconds = await_effects(engine, place, running, count, began_at) - began_at
         _verify(engine, system, count)
     return Rate(system.name, count / seconds)
 
@@ -225,7 +225,7 @@ def one_by_one(system: System, count: int, say: Say, *, in_sessions: bool = Fals
     say(f"{system.name}, one by one{' in sessions' if in_sessions else ''}: {count:,} tasks …")
     call = ("one_by_one", count, int(in_sessions))
     with _warm(system) as (engine, place, running), answering(place, system.module, *call) as client:
-        ended_at = _await_effects(engine, place, running, count + 1, time.monotonic())
+        ended_at = await_effects(engine, place, running, count + 1, time.monotonic())
         began_at: float = read_answer(client)["began_at"]
     return count / (ended_at - began_at)
 
@@ -235,7 +235,7 @@ def latency(system: System, count: int, say: Say) -> Latency:
     say(f"{system.name}, latency: {count:,} single tasks …")
     with _warm(system) as (engine, place, running):
         submitted: list[float] = answer(place, system.module, "singles", count)
-        _await_effects(engine, place, running, count, time.monotonic())
+        await_effects(engine, place, running, count, time.monotonic())
         with engine.connect() as connection:
             started: Sequence[float] = connection.execute(STARTS).scalars().all()
     return percentiles([(start - submit) * 1000 for start, submit in zip(started, submitted, strict=True)])
@@ -262,7 +262,7 @@ def memory(first: int, last: int, say: Say) -> Memory:
         grown = []
         for start, end in ((0, first), (first, last)):
             answer(place, "ours", "submit", end - start, "bench.task", start)
-            _await_effects(engine, place, running, end, time.monotonic())
+            await_effects(engine, place, running, end, time.monotonic())
             children = psutil.Process(running[0].pid).children(recursive=True)
             grown.append(max(child.memory_info().rss for child in children) / 2**20)
     return Memory(first, grown[0], last, grown[1])
@@ -293,7 +293,7 @@ def _warm(system: System) -> Iterator[tuple[Engine, Place, list[ChildProcess]]]:
             place.await_all(running)
             place.open_gate()
             if system.module != "ours":
-                _await_effects(engine, place, running, 2, time.monotonic())
+                await_effects(engine, place, running, 2, time.monotonic())
             with engine.begin() as connection:
                 connection.execute(sql("TRUNCATE bench_sink"))
             yield engine, place, running
@@ -306,7 +306,7 @@ def _submit(place: Place, system: System, count: int) -> None:
         answer(place, system.module, "submit", count)
 
 
-def _await_effects(engine: Engine, place: Place, running: Sequence[ChildProcess], count: int, began_at: float) -> float:
+def await_effects(engine: Engine, place: Place, running: Sequence[ChildProcess], count: int, began_at: float) -> float:
     """Return when the last row was committed. Count more often near the end, since counting slows the system down."""
     found, moved_at = 0, time.monotonic()
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

@@ -12,7 +12,9 @@ from commands.options import Json
 from commands.output import console, print_json, print_table
 
 if TYPE_CHECKING:
-    from bench.ingest import Found
+    from collections.abc import Sequence
+
+    from bench.ingest import Found, Goal
     from bench.outbox import Rates
 
 
@@ -27,6 +29,7 @@ def register(app: typer.Typer) -> None:
     bench.callback()(lambda: None)
     bench.command()(outbox)
     bench.command()(ingest)
+    bench.command()(recovery)
     app.add_typer(bench, name="bench")
 
 
@@ -138,6 +141,60 @@ def ingest(
         print_json({"found": found, "goals": goals})
         return
     _print_systems(found)
+    _print_goals(goals)
+
+
+def recovery(
+    *,
+    count: Annotated[int, typer.Option(min=1000, help="Number of tasks in each backlog.")] = 20_000,
+    outage_seconds: Annotated[float, typer.Option(min=1, help="Seconds without PostgreSQL.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="How many children and workers are killed.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast work goes on after an outage of PostgreSQL or the broker, and after the loss of workers.
+
+    Real workers drain a backlog on temporary servers. Its rate is compared with that of the same workers without an
+    outage.
+
+    Example: `manage.py bench recovery --count 5000 --rounds 3`
+    """
+    from bench import recovery as measured
+
+    with console.status("starting …") as status:
+        found = measured.measure(count=count, outage_seconds=outage_seconds, rounds=rounds, say=status.update)
+    goals = measured.goals(found)
+    if as_json:
+        print_json({"found": found, "goals": goals})
+        return
+    print_table(
+        (f"backlog of {count:,}", "undisturbed, tasks/s", "after it, tasks/s", "ratio", "first claim"),
+        [
+            (
+                drain.outage,
+                f"{drain.undisturbed:,.0f}",
+                f"{drain.per_second:,.0f}",
+                f"{drain.ratio:.0%}",
+                f"after {drain.first_claim_seconds:.1f} s",
+            )
+            for drain in found.drains
+        ],
+    )
+    console.print()
+    print_table(
+        ("tasks run again after SIGKILL of", "tasks", "p50 s", "p99 s"),
+        [
+            (what, str(loss.tasks), f"{loss.p50_seconds:.2f}", f"{loss.p99_seconds:.2f}")
+            for what, loss in (
+                ("a child process", found.child),
+                (f"a whole worker, with a lease of {found.lease_seconds:g} s", found.worker),
+            )
+        ],
+    )
+    console.print()
+    _print_goals(goals)
+
+
+def _print_goals(goals: Sequence[Goal]) -> None:
     print_table(
         ("goal", "wanted", "reached", ""),
         [

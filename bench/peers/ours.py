@@ -1,13 +1,14 @@
 """Celeriac: a real worker on the queue `ingest`, with all guarantees.
 
-No relay and no beat runs during the measurement: wake-ups are leased at insert and published by the submitting process.
-A relay publishes the wake-ups that this process left behind before the workers start.
+No relay and no beat runs during the measurement of `bench ingest`: wake-ups are leased at insert and published by the
+submitting process. A relay publishes the wake-ups that this process left behind before the workers start.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import settings
@@ -20,15 +21,24 @@ from tasks import NewTask, submit_many
 from tasks import submit as submit_one
 
 CHUNK: Final = 1000
+CELERY: Final = ("celery", "-A", "tasks")
+QUIET: Final = ("-l", "WARNING")
 UNSENT: Final = sql("SELECT count(*) FROM ledger.outbox_event WHERE status <> 'SENT'")
 
 
 def gates() -> None:
     """Submit one task per process that waits at the gate, before all other tasks of the queue."""
-    with sessions()() as session:
-        submit_many(session, [NewTask("bench.gate")] * PROCESSES)
-        session.commit()
-    _publish_all()
+    _submit_now([NewTask("bench.gate")] * PROCESSES)
+
+
+def hold(gate: str) -> None:
+    """Submit one task per process that waits at this gate of `bench recovery`."""
+    _submit_now([NewTask("bench.hold", {"gate": gate})] * PROCESSES)
+
+
+def lost(round: str, count: int) -> None:
+    """Submit the tasks of one round of `bench recovery`, which are lost with the process that runs them."""
+    _submit_now([NewTask("bench.lost", {"round": round, "n": n}) for n in range(count)])
 
 
 def submit(count: int, type: str, first: int = 0, keys: int = 0) -> dict[str, float]:
@@ -82,22 +92,30 @@ def singles(count: int) -> list[float]:
     return began
 
 
-def work(width: int, _place: int) -> None:
-    become(
-        *(
-            "celery",
-            "-A",
-            "tasks",
-            "worker",
-            "-Q",
-            settings.current().broker_queue("ingest"),
-            "-c",
-            str(PROCESSES),
-            "-l",
-            "WARNING",
-        ),
-        *("--prefetch-multiplier", str(width), "--without-gossip", "--without-mingle"),
-    )
+def work(width: int, place: int) -> None:
+    _become_worker("ingest", PROCESSES, "-n", f"ingest-{place}@%h", "--prefetch-multiplier", str(width))
+
+
+def system() -> None:
+    """Run the ticks that beat sends."""
+    _become_worker("system", 1, "-n", "system@%h")
+
+
+def beat() -> None:
+    become(*CELERY, "beat", *QUIET)
+
+
+def _become_worker(queue: str, processes: int, *options: str) -> None:
+    queues = ("-Q", settings.current().broker_queue(queue))
+    quick_start = ("--without-gossip", "--without-mingle")
+    become(*CELERY, "worker", *queues, "-c", str(processes), *QUIET, *quick_start, *options)
+
+
+def _submit_now(tasks: Sequence[NewTask]) -> None:
+    with sessions()() as session:
+        submit_many(session, tasks)
+        session.commit()
+    _publish_all()
 
 
 def _publish_all() -> None:
@@ -115,4 +133,14 @@ def _unsent() -> int:
 
 
 if __name__ == "__main__":
-    run_command(gates=gates, submit=submit, one_by_one=one_by_one, singles=singles, work=work)
+    run_command(
+        gates=gates,
+        hold=hold,
+        lost=lost,
+        submit=submit,
+        one_by_one=one_by_one,
+        singles=singles,
+        work=work,
+        system=system,
+        beat=beat,
+    )
