@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 import settings
@@ -27,8 +29,9 @@ from tasks.execution.heartbeat import heartbeat
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
+from tests.tasks.command_line import manage
+from tests.tasks.deliveries import at_commit, leases, submitted
 from tests.tasks.deliveries import claimed as claimed_by
-from tests.tasks.deliveries import leases, submitted
 from tests.tasks.lost_workers import LEASE, killed, later, start_child
 from tests.tasks.work import SCRIPTS, effects, insert, rows, task, transitions, wakeups
 
@@ -176,6 +179,41 @@ def test_a_lease_shorter_than_the_reclaim_interval_is_reclaimed(
         later(ledger, 0)
         move(ledger, 5.5)
     assert charged == 1
+
+
+@pytest.mark.guarantee
+def test_reclaim_that_is_run_less_often_than_a_lease_takes_a_lost_lease_over_at_its_second_look(
+    ledger: ServersOfTests,
+) -> None:
+    """At every look reclaim has not run for long, and a lease may be extended for that only once."""
+    manage("reclaim", "--once")
+    claimed(submitted(1))
+    reclaimed_leases = []
+    for _ in range(3):
+        move(ledger, 10 * LEASE)
+        reclaimed_leases.append(manage("reclaim", "--once", "--json").json["leases"])
+    assert reclaimed_leases == [0, 1, 0]
+    assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "worker_lost")]
+
+
+def test_one_transaction_of_reclaim_has_no_more_tasks_than_its_batch_size(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_RECLAIM_BATCH_SIZE", "4")
+    settings.current.cache_clear()
+    for _ in range(5):
+        claimed(submitted(2))
+    later(ledger, LEASE + 1)
+    left: list[int] = []
+
+    def count_running(connection: Connection) -> None:
+        running = sql("SELECT count(*) FROM ledger.ingest_task WHERE status = 'RUNNING'")
+        left.append(connection.execute(running).scalar_one())
+
+    with at_commit(engine(), count_running):
+        assert reclaimed() == Reclaimed(leases=5, isolated=10)
+    at_once = [before - after for before, after in itertools.pairwise([10, *left])]
+    assert [tasks for tasks in at_once if tasks] == [4, 4, 2]
 
 
 def test_a_heartbeat_notices_that_its_lease_was_reclaimed(ledger: ServersOfTests) -> None:
