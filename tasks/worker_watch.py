@@ -21,6 +21,7 @@ from typing import Final
 
 import psutil
 
+import metrics
 import settings
 from models.engine import engine
 from tasks import ticks
@@ -132,6 +133,8 @@ class WorkerWatch:
         self._known |= self.children() | self.started()
         lost = {pid for pid in self._known if _has_ended(pid)}
         self._known -= lost
+        for pid in lost:
+            metrics.forget_process(pid)  # it may have ended while it waited for the ledger
         self._lost |= dict.fromkeys(lost, RECLAIMS_PER_CHILD)
         self._lost = {pid: times for pid, times in self._lost.items() if pid not in self._known}  # a pid may be reused
         current = settings.current()

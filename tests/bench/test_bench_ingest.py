@@ -6,10 +6,8 @@ import ast
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,15 +41,6 @@ FOUND = Found(
     submit_many=6000,
     memory=Memory(10, 100.0, 100, 110.0),
 )
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """Yield a temporary folder of this test alone, which a server that runs as another user can enter."""
-    folder = Path(tempfile.mkdtemp(prefix="celeriac-tests-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 def still_running(folder: Path) -> list[str]:

@@ -1,0 +1,180 @@
+"""Outages of PostgreSQL and of the broker cost time, and neither messages, attempts nor finished work."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import settings
+from bench.scratch import postgres_stopped
+from chaos.handlers import CREATE
+from chaos.programs import running, start_celery, wait_until
+from child_process import ChildProcess
+from embedded.home import Home
+from models.engine import engine, sessions
+from models.sql import sql
+from outbox.after_commit_publisher import after_commit_publisher
+from tasks import NewTask, broker, submit_many
+from tests.tasks.own_servers import own_servers
+from tests.tasks.web import get
+from tests.tasks.work import rows
+
+TASKS = 300
+PROCESSES = 3  # two for handlers outside a transaction, one for the others
+OUTAGE_SECONDS = 2.0
+VARIABLES = {
+    "INGEST_HANDLERS": "chaos.handlers,tests.tasks.outage_handlers",
+    "INGEST_RECLAIM_INTERVAL_MS": "500",
+    "OUTBOX_PUBLISH_INTERVAL_MS": "250",
+    "LOG_FORMAT": "json",
+}
+SUCCEEDED = sql("SELECT count(*) FROM ledger.ingest_task WHERE status = 'SUCCEEDED'")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Servers with one worker for tasks, one for ticks, and beat."""
+
+    settings: settings.Settings
+    worker: ChildProcess
+    metrics_port: int
+    folder: Path
+
+    @property
+    def unreachable(self) -> float | None:
+        """What the worker's metrics say: 1 while one of its processes waits for the ledger."""
+        _, text = get(self.metrics_port, "/metrics")
+        found = [line for line in text.splitlines() if line.startswith("celeriac_ledger_unreachable ")]
+        return float(found[0].rpartition(" ")[2]) if found else None
+
+    def logged(self) -> list[dict[str, Any]]:
+        lines = self.worker.output().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("outages")
+    with own_servers(VARIABLES, CREATE) as current:
+        port = Home(current.celeriac_home).ports({"metrics": 0}, wished={})["metrics"]
+        options = ("--without-gossip", "--without-mingle")
+        ticks = current.broker_queue("system")
+        worker = start_celery(
+            folder, "worker", "worker", "-c", str(PROCESSES), "-X", ticks, *options, WORKER_METRICS_PORT=str(port)
+        )
+        system = start_celery(folder, "system", "worker", "-n", "system@%h", "-c", "1", "-Q", ticks, *options)
+        with running(worker, system, start_celery(folder, "beat", "beat")):
+            yield Site(current, worker, port, folder)
+
+
+def submitted(tasks: Sequence[NewTask]) -> list[uuid.UUID]:
+    with sessions()() as session:
+        ids = [each.task_id for each in submit_many(session, tasks)]
+        session.commit()
+    assert after_commit_publisher().wait_until_idle(20)
+    return ids
+
+
+def inserting(count: int) -> list[uuid.UUID]:
+    """Submit tasks whose handler inserts a row and takes a little time."""
+    return submitted([NewTask("chaos.effect", {"seconds": 0.01})] * count)
+
+
+def succeeded() -> int:
+    with engine().begin() as connection:
+        return int(connection.execute(SUCCEEDED).scalar_one())
+
+
+def states(ids: Sequence[uuid.UUID], columns: str = "status, attempt_count") -> Counter[tuple[Any, ...]]:
+    return Counter(rows(columns, "id = ANY(:ids)", ids=list(ids)))
+
+
+def effects(ids: Sequence[uuid.UUID]) -> tuple[int, int]:
+    """Return the number of effects of these tasks, and of tasks that had one."""
+    statement = sql("SELECT count(*), count(DISTINCT task_id) FROM public.chaos_effect WHERE task_id = ANY(:ids)")
+    with engine().begin() as connection:
+        return tuple(connection.execute(statement, {"ids": list(ids)}).one())
+
+
+def waiting_messages() -> int:
+    return broker.depths(["ingest"])["ingest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What was seen while PostgreSQL was stopped and a worker had a full queue."""
+
+    plain: list[uuid.UUID]  # tasks of a transactional handler
+    outside: list[uuid.UUID]  # tasks whose handler ended during the outage; the second one has one attempt only
+    ran: list[str]
+    messages: list[int]  # in the queue, at the beginning and at the end of the outage
+    unreachable: list[float | None]  # the metric before, during and after
+    log: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def outage(site: Site) -> Outage:
+    outside = submitted(
+        [NewTask("outage.outside", {"folder": str(site.folder)}, max_attempts=attempts) for attempts in (3, 1)]
+    )
+    ran, ended = site.folder / "ran", site.folder / "ended"
+    wait_until(lambda: ran.exists() and len(ran.read_text().split()) == 2, "both handlers run", seconds=60)
+    plain = inserting(TASKS)
+    wait_until(lambda: succeeded() > TASKS / 20, "some have succeeded", seconds=60)
+    unreachable = [site.unreachable]
+    with postgres_stopped(site.settings):
+        (site.folder / "may-end").touch()
+        wait_until(lambda: len(ended.read_text().split()) == 2, "both handlers have ended", seconds=60)
+        wait_until(lambda: site.unreachable == 1, "the worker says that it waits", seconds=60)
+        messages = [waiting_messages()]
+        time.sleep(OUTAGE_SECONDS)
+        messages.append(waiting_messages())
+        unreachable.append(site.unreachable)
+    engine().dispose()
+    wait_until(lambda: succeeded() == TASKS + 2, "all have succeeded", seconds=60)
+    wait_until(lambda: site.unreachable == 0, "the worker says that it works again", seconds=10)
+    unreachable.append(site.unreachable)
+    return Outage(plain, outside, ran.read_text().split(), messages, unreachable, site.logged())
+
+
+@pytest.mark.guarantee
+def test_an_outage_of_postgresql_costs_no_message_no_attempt_and_no_effect(outage: Outage) -> None:
+    before, after = outage.messages
+    assert before == after > 0, "the worker must keep consuming nothing while it waits"
+    assert states(outage.plain) == {("SUCCEEDED", 0): TASKS}
+    assert effects(outage.plain) == (TASKS, TASKS)
+
+
+@pytest.mark.guarantee
+def test_a_handler_that_ends_while_postgresql_is_unreachable_is_not_run_again_or_charged(outage: Outage) -> None:
+    assert sorted(outage.ran) == sorted(map(str, outage.outside))
+    assert states(outage.outside, "status, attempt_count, result") == {("SUCCEEDED", 0, "done"): 2}
+
+
+def test_an_outage_is_seen_in_the_metrics_of_a_worker_and_once_in_the_log_of_each_process(outage: Outage) -> None:
+    assert outage.unreachable == [0, 1, 0]
+    for words in ("The ledger is unreachable", "The ledger answers again"):
+        said = Counter(line["process"] for line in outage.log if words in line["message"])
+        assert said.keys(), f"no process said: {words}"
+        assert set(said.values()) == {1}
+        assert len(said) <= PROCESSES
+
+
+@pytest.mark.guarantee
+def test_all_waiting_tasks_run_soon_after_the_broker_has_lost_its_messages(site: Site) -> None:
+    ids = inserting(TASKS)
+    wait_until(lambda: effects(ids) > (0, 0), "some have succeeded", seconds=60)
+    with redis.Redis.from_url(site.settings.broker_url) as client:
+        client.flushall()
+    assert effects(ids) < (TASKS, TASKS), "the flush came too late to prove anything"
+    wait_until(lambda: states(ids) == {("SUCCEEDED", 0): TASKS}, "all have succeeded", seconds=60)
+    assert effects(ids) == (TASKS, TASKS)
