@@ -105,6 +105,10 @@ def effects(ids: Sequence[uuid.UUID]) -> tuple[int, int]:
         return tuple(connection.execute(statement, {"ids": list(ids)}).one())
 
 
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
 def waiting_messages() -> int:
     return broker.depths(["ingest"])["ingest"]
 
@@ -127,13 +131,13 @@ def outage(site: Site) -> Outage:
         [NewTask("outage.outside", {"folder": str(site.folder)}, max_attempts=attempts) for attempts in (3, 1)]
     )
     ran, ended = site.folder / "ran", site.folder / "ended"
-    wait_until(lambda: ran.exists() and len(ran.read_text().split()) == 2, "both handlers run", seconds=60)
+    wait_until(lambda: len(lines(ran)) == 2, "both handlers run", seconds=60)
     plain = inserting(TASKS)
     wait_until(lambda: succeeded() > TASKS / 20, "some have succeeded", seconds=60)
     unreachable = [site.unreachable]
     with postgres_stopped(site.settings):
         (site.folder / "may-end").touch()
-        wait_until(lambda: len(ended.read_text().split()) == 2, "both handlers have ended", seconds=60)
+        wait_until(lambda: len(lines(ended)) == 2, "both handlers have ended", seconds=60)
         wait_until(lambda: site.unreachable == 1, "the worker says that it waits", seconds=60)
         messages = [waiting_messages()]
         time.sleep(OUTAGE_SECONDS)
@@ -143,7 +147,7 @@ def outage(site: Site) -> Outage:
     wait_until(lambda: succeeded() == TASKS + 2, "all have succeeded", seconds=60)
     wait_until(lambda: site.unreachable == 0, "the worker says that it works again", seconds=10)
     unreachable.append(site.unreachable)
-    return Outage(plain, outside, ran.read_text().split(), messages, unreachable, site.logged())
+    return Outage(plain, outside, lines(ran), messages, unreachable, site.logged())
 
 
 @pytest.mark.guarantee

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,18 @@ def test_a_child_that_dies_before_the_first_check_or_while_its_lease_is_locked_i
         assert rows("status") == [("RUNNING",)]
     watch.check()
     assert rows("status, error_code") == [("RETRYING", "worker_lost")]
+
+
+def test_a_child_that_ended_while_it_waited_for_the_ledger_no_longer_counts_in_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    pid = ended_pid()
+    gauge, counter = (tmp_path / f"{kind}_{pid}.db" for kind in ("gauge_livemax", "counter"))
+    for file in (gauge, counter):
+        file.touch()
+    WorkerWatch(lambda: {pid}, runs_ticks=False).check()
+    assert (gauge.exists(), counter.exists()) == (False, True)
 
 
 def test_a_new_child_with_the_pid_of_a_lost_one_keeps_its_tasks() -> None:
