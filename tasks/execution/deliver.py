@@ -38,7 +38,7 @@ from tasks.core.registry import find, handlers
 from tasks.core.result_metrics import count
 from tasks.execution.claim import Claim, claim
 from tasks.execution.run import run
-from tasks.execution.settle import release_unstarted
+from tasks.execution.settle import release_token, release_unstarted
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ def _claim(
     tokens: list[uuid.UUID] = []
 
     def attempt() -> Claim:
-        for lost in tokens:  # an earlier attempt may have claimed something although its answer was lost
-            release_unstarted(engine, lost, Released("the answer to its claim was lost"))
+        if tokens:  # the last attempt may have claimed something although its answer was lost
+            release_token(engine, tokens[0], Released("the answer to its claim was lost"))
         tokens[:] = [uuid.uuid4()]
         with autocommit(engine) as connection:
             return claim(
@@ -103,7 +103,8 @@ def _claim(
         why = f"it was not started: {type(error).__name__}"
         # After an error, wait a second: the same error would probably happen again at once.
         outcome = Snoozed(1.0, why) if isinstance(error, Exception) else Released(why)
-        release_unstarted(engine, tokens[0], outcome)
+        for token in tokens:
+            release_unstarted(engine, token, outcome)
         raise
     return claimed, left_plain, left_keyed
 

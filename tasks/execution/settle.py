@@ -103,20 +103,21 @@ def give_up(claim: Claim, task: Task) -> None:
 
 
 def release_unstarted(engine: Engine, token: uuid.UUID, outcome: Released | Snoozed) -> None:
-    """Release the tasks that were claimed under this token, if any were. For a caller that has no `Claim` object."""
-
-    def write() -> None:
-        with Session(engine) as db:
-            tasks = [task_from_row(row) for _, *row in db.execute(RUNNING, {"tokens": [token]})]
-            if tasks:
-                handler = find_or_default(tasks[0].type)
-                write_outcomes(db, dict.fromkeys(tasks, outcome), token=token, handler=handler, is_last=True)
-            db.commit()
-
+    """Release the tasks of a token before an error goes on. If the ledger does not answer soon, reclaim does it."""
     try:
-        wait_for_ledger(write, seconds=STOP_SECONDS)
+        wait_for_ledger(lambda: release_token(engine, token, outcome), seconds=STOP_SECONDS)
     except (SQLAlchemyError, CeleriacError) as error:
         logger.warning("Left to reclaim, if it was claimed: %s", str(error).partition("\n")[0])
+
+
+def release_token(engine: Engine, token: uuid.UUID, outcome: Released | Snoozed) -> None:
+    """Release the tasks that were claimed under this token, if any were. For a caller that has no `Claim` object."""
+    with Session(engine) as db:
+        tasks = [task_from_row(row) for _, *row in db.execute(RUNNING, {"tokens": [token]})]
+        if tasks:
+            handler = find_or_default(tasks[0].type)
+            write_outcomes(db, dict.fromkeys(tasks, outcome), token=token, handler=handler, is_last=True)
+        db.commit()
 
 
 def audit(db: Db, ids: Sequence[uuid.UUID], code: str, *, token: uuid.UUID, is_last: bool = False) -> None:

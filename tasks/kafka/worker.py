@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError
 import settings
 from models.engine import engine
 from models.errors import CeleriacError
+from models.ledger_outage import wait_for_ledger
 from models.schema import require_ready
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks.core.batch_size import smallest_batch
@@ -40,6 +41,7 @@ PAUSE_SECONDS: Final = 1.0  # before an unreachable ledger is tried again
 REPEAT_SIGNAL_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 5.0
 _CALLING: Final = call_handler.__code__
+_WAITING: Final = wait_for_ledger.__code__
 
 
 class Worker:
@@ -74,13 +76,15 @@ class Worker:
             self.turn()
 
     def stop(self, _number: int, frame: FrameType | None) -> None:
-        """Handle a signal: interrupt the running handler.
+        """Handle a signal: interrupt the running handler, or the wait for an unreachable ledger.
 
         The signal is repeated, because the batch may call another handler after the first signal.
         """
         if not self.stopped.is_set():
             self.stopped.set()
             threading.Thread(target=_repeat_signal, name="kafka-repeat-signal", daemon=True).start()
+        if frame is not None and frame.f_code is _WAITING:  # it sleeps until the ledger may answer again
+            raise WorkerStops(0)
         while frame is not None:
             if frame.f_code is _CALLING:
                 raise WorkerStops(0)

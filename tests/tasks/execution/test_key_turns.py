@@ -19,6 +19,7 @@ from tasks import Discard, NewTask, Permanent, submit, submit_many
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.task import Task
 from tasks.operations import dead_tasks
+from tasks.recovery import lost_wakeups
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
@@ -147,13 +148,11 @@ def test_a_key_with_only_skipped_dead_tasks_does_not_hide_the_lost_wakeups_of_la
         move(ledger, 3600)
         woken: set[uuid.UUID] = set()
         with pytest.MonkeyPatch.context() as small:
-            small.setenv("INGEST_RECLAIM_BATCH_SIZE", "2")
-            settings.current.cache_clear()
+            small.setattr(lost_wakeups, "PAGE", 2)
             for _ in range(3):
                 last = last_wakeup()
                 repair_lost_wakeups()
                 woken |= woken_since(last)
-            settings.current.cache_clear()
     assert woken == heads
 
 

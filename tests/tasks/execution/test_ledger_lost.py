@@ -226,11 +226,15 @@ def test_a_message_is_kept_while_the_ledger_is_unreachable(
     are_well(ids)
 
 
-def test_a_claim_whose_answer_was_lost_is_released_and_claimed_again(line: Line, through_the_line: Engine) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_claim_whose_answer_was_lost_is_released_and_claimed_again_when_the_ledger_answers(
+    count: int, line: Line, through_the_line: Engine, outage: list[str]
+) -> None:
     ingest(through_the_line, submitted(1))  # prepares the statement
-    ids = submitted(3)
+    ids = submitted(count)
     line.cut_at("EXECUTE", but_it_arrives=True)
     ingest(through_the_line, ids)
+    assert len(outage) == 5, "the ledger stayed unreachable after the answer was lost"
     assert (set(rows()), leases()) == ({("SUCCEEDED", 0)}, 0)
     assert [to for _, to in transitions(ids[0])] == ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "SUCCEEDED"]
 

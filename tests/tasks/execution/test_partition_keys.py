@@ -24,6 +24,7 @@ from tasks.execution.claim_statements import CLAIM, CLAIM_KEYED
 from tasks.operations import dead_tasks
 from tasks.operations.task_details import read_details
 from tasks.operations.why_waiting import QueueState, reasons
+from tasks.recovery import lost_wakeups
 from tasks.recovery.prune import prune
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
@@ -337,14 +338,12 @@ def test_all_keys_are_searched_for_lost_wakeups_in_several_ticks(stack: ServersO
     heads = [keyed(f"key {n:02}")[0] for n in range(5)]
     move(stack, 3600)
     with pytest.MonkeyPatch.context() as small:
-        small.setenv("INGEST_RECLAIM_BATCH_SIZE", "2")
-        settings.current.cache_clear()
+        small.setattr(lost_wakeups, "PAGE", 2)
         woken: set[uuid.UUID] = set()
         for _ in range(3):
             last = last_wakeup()
             repair_lost_wakeups()
             woken |= woken_since(last)
-        settings.current.cache_clear()
     assert woken == set(heads)
 
 
