@@ -39,9 +39,10 @@ task_acks_on_timeout = True  # the same; returned to the queue, the message woul
 worker_prefetch_multiplier = 1  # messages wait in the queue, where they are visible and any free worker gets them
 worker_cancel_long_running_tasks_on_connection_loss = False  # a duplicate message is harmless; killing work is not
 
-# Due times are in the ledger, so no worker holds messages with an ETA.
-task_time_limit = 1800  # below visibility_timeout: otherwise a long task is delivered again while it runs
-task_soft_time_limit = 1740  # a minute to settle the failure before the process is killed
+# A handler's own limits are the only ones (tasks/execution/time_limits.py), and may be hours: a limit per message would
+# kill a handler that was promised more. A message that is delivered again meanwhile is refused by the claim.
+task_time_limit = None  # the worker's main process kills a handler that never lets another thread run
+task_soft_time_limit = None
 
 # With REMAP_SIGTERM=SIGQUIT, SIGTERM returns running and prefetched messages to the queue within seconds.
 worker_soft_shutdown_timeout = 5.0  # lets tasks finish that are nearly done; Docker waits ten seconds

@@ -10,6 +10,7 @@ import logging
 import os
 from typing import Any
 
+from billiard import current_process
 from celery import signals
 
 import metrics
@@ -21,10 +22,13 @@ from tasks.core.celery_program import SIGTERM_WARNING, exit_with_message
 from tasks.core.holders import WORKER
 from tasks.core.registered_types import Registration
 from tasks.core.registry import handlers
+from tasks.execution.hard_limits import HardLimits
 from tasks.worker_watch import ChildPids, WorkerWatch
 
 logger = logging.getLogger(__name__)
-_child_pids: list[ChildPids] = []  # of this process, if it is a worker
+# Of this process, if it is a worker. The first two must be there before its children are forked.
+_child_pids: list[ChildPids] = []
+_hard_limits: list[HardLimits] = []
 _watches: list[WorkerWatch] = []
 
 
@@ -41,6 +45,7 @@ def _start_worker(**_: Any) -> None:
         logger.warning(SIGTERM_WARNING)
     logger.info("leases of this worker are held as %s", WORKER)  # its children inherit the name
     _child_pids.append(ChildPids())
+    _hard_limits.append(HardLimits())
 
 
 @signals.worker_ready.connect
@@ -58,7 +63,13 @@ def _start_worker_watch(sender: Any, **_: Any) -> None:
     prefix = settings.current().broker_queue("")
     consumed = {name.removeprefix(prefix) for name in app.amqp.queues.consume_from}
     registration = Registration(engine(), settings.current(), handlers(), consumed=consumed)
-    watch = WorkerWatch(children, started=child_pids.received, runs_ticks=runs_ticks, registration=registration)
+    watch = WorkerWatch(
+        children,
+        started=child_pids.received,
+        overdue=_hard_limits[-1].overdue,
+        runs_ticks=runs_ticks,
+        registration=registration,
+    )
     watch.start()
     _watches.append(watch)
 
@@ -74,4 +85,7 @@ def _stop_worker_watch(**_: Any) -> None:
 def _start_child(**_: Any) -> None:
     for child_pids in _child_pids:
         child_pids.send_own()
+    place = getattr(current_process(), "index", None)  # None: the main process of a worker with `-P solo`
+    if place is not None and _hard_limits:
+        _hard_limits[-1].use_slot(place)
     gc.freeze()  # a worker has loaded 100,000 objects; no collection needs to look at them again

@@ -1,9 +1,10 @@
 """Watch over a worker from a thread of its main process.
 
-It renews the worker's registration in the ledger. Two more things would otherwise be noticed late. A killed child
-process leaves a lease that expires only after a minute; the main process knows at once that the child is gone, and
-reclaims its leases. And if beat has not been seen for a few of its intervals, a worker that consumes `system` runs the
-ticks itself, so beat is not a single point of failure (docs/protocol.md, Ticks).
+It renews the worker's registration in the ledger. Three more things would otherwise be noticed late or never. A killed
+child process leaves a lease that expires only after a minute; the main process knows at once that the child is gone, and
+reclaims its leases. A handler that never lets another thread of its child run, and so cannot be stopped from there, is
+killed after its hard limit. And if beat has not been seen for a few of its intervals, a worker that consumes `system`
+runs the ticks itself, so beat is not a single point of failure (docs/protocol.md, Ticks).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -24,10 +26,13 @@ import psutil
 import metrics
 import settings
 from models.engine import engine
+from models.sql import sql
 from tasks import ticks
 from tasks.core.holders import holder_of
 from tasks.core.registered_types import Registration
 from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, intervals
+from tasks.execution.hard_limits import Overdue
+from tasks.execution.heartbeat import process_was_killed
 from tasks.recovery.reclaim import reclaim_leases
 from tasks.recovery.tick_rows import BEAT, tick_age
 
@@ -37,6 +42,9 @@ CHECK_SECONDS: Final = 0.5
 RECLAIMS_PER_CHILD: Final = 10
 EXIT_PATIENCE_SECONDS: Final = 2.0
 SILENT_BEATS: Final = 4  # `manage.py check` uses the same number
+
+# give_reason: leases of a process that was killed → the same, with the reason for reclaim.
+GIVE_REASON: Final = sql("UPDATE ledger.task_lease SET reason = :reason WHERE holder = :holder")
 
 
 class ChildPids:
@@ -67,20 +75,27 @@ class ChildPids:
 
 
 class WorkerWatch:
-    """The watch of one worker. `children` returns the pids of its pool, `started` those started since the last call."""
+    """The watch of one worker.
+
+    `children` returns the pids of its pool, `started` those started since the last call, and `overdue` those whose
+    handler has not ended at its hard limit.
+    """
 
     def __init__(
         self,
         children: Callable[[], set[int]],
         *,
         started: Callable[[], set[int]] = set,
+        overdue: Callable[[Collection[int]], list[Overdue]] = lambda _: [],
         runs_ticks: bool,
         registration: Registration | None = None,
     ) -> None:
         self.children = children
         self.started = started
+        self.overdue = overdue
         self.runs_ticks = runs_ticks
         self.registration = registration
+        self._reasons: dict[int, str] = {}  # why children were killed, until it is written into their leases
         self._known: set[int] = set()
         self._lost: dict[int, int] = {}  # pid → how many more times its leases are reclaimed
         self._started_at = time.monotonic()
@@ -105,6 +120,7 @@ class WorkerWatch:
 
     def check(self) -> None:
         """Do all jobs once; an error in one does not prevent the others."""
+        self._try("kill children that exceed their hard limit", self._kill_overdue_children)
         self._register()
         self._try("reclaim the leases of lost children", self._reclaim_from_lost_children)
         if self.runs_ticks:
@@ -128,6 +144,21 @@ class WorkerWatch:
                 logger.warning("The worker watch cannot %s: %s", what, str(error).partition("\n")[0])
             self._failing.add(what)
 
+    def _kill_overdue_children(self) -> None:
+        """Kill first: a child that hangs may have locked its lease, and the reason must not wait for that."""
+        for pid, seconds in self.overdue(self.children()):
+            if pid not in self._reasons and not _has_ended(pid):
+                self._reasons[pid] = process_was_killed(seconds)
+                logger.error(self._reasons[pid])
+                os.kill(pid, signal.SIGKILL)
+
+    def _give_reasons(self) -> None:
+        """Say in the leases of killed children why their process ended. Reclaim has not seen these leases yet."""
+        for pid, reason in list(self._reasons.items()):
+            with engine().begin() as connection:
+                connection.execute(GIVE_REASON, {"reason": reason, "holder": holder_of(pid)})
+            del self._reasons[pid]
+
     def _reclaim_from_lost_children(self) -> None:
         """Reclaim several times for each lost child: a lease that is locked at this moment is skipped."""
         self._known |= self.children() | self.started()
@@ -137,6 +168,7 @@ class WorkerWatch:
             metrics.forget_process(pid)  # it may have ended while it waited for the ledger
         self._lost |= dict.fromkeys(lost, RECLAIMS_PER_CHILD)
         self._lost = {pid: times for pid, times in self._lost.items() if pid not in self._known}  # a pid may be reused
+        self._give_reasons()
         current = settings.current()
         if self._lost and current.ingest_reclaim_enabled:
             found = reclaim_leases(engine(), current, holders=[holder_of(pid) for pid in self._lost])

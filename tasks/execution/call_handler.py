@@ -14,6 +14,7 @@ from tasks.core.registry import Handler
 from tasks.core.task import Task
 from tasks.execution.claim import Claim
 from tasks.execution.decision import UnreadablePayload
+from tasks.execution.hard_limits import forget_limit, note_limit
 from tasks.execution.transaction import HandlerSession
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ def call_handler(claim: Claim, handler: Handler, tasks: Sequence[Task], db: Hand
             raise UnreadablePayload
         lease.hard_limit_seconds = handler.hard_limit_seconds
         lease.hard_limit_at = started_at + handler.hard_limit_seconds
+        note_limit(lease.hard_limit_at, handler.hard_limit_seconds)
         given = list(tasks) if handler.many else tasks[0]
         result = claim.soft_limit.call(handler.function, *((given,) if db is None else (given, db)))
         if os.getpid() == process:
@@ -47,6 +49,7 @@ def call_handler(claim: Claim, handler: Handler, tasks: Sequence[Task], db: Hand
         if os.getpid() != process:
             _end_forked_child(error)
         lease.hard_limit_at = None
+        forget_limit()
         claim.add_seconds(tasks, time.monotonic() - started_at)
     return _result_per_task(result, tasks) if handler.many else [result]
 

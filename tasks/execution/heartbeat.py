@@ -181,13 +181,16 @@ class Heartbeat:
         now = time.monotonic()
         for lease in leases:
             if lease.hard_limit_at and now >= lease.hard_limit_at:
-                reason = (
-                    f"The handler exceeded its hard limit of {lease.hard_limit_seconds:g} s; its process was killed."
-                )
+                reason = process_was_killed(lease.hard_limit_seconds)
                 logger.error(reason)
                 with suppress(DBAPIError, CeleriacError), self._connections().begin() as connection:
                     connection.execute(GIVE_REASON, {"token": lease.token, "reason": reason})
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+def process_was_killed(hard_limit_seconds: float) -> str:
+    """Return the reason that reclaim reports for the task."""
+    return f"The handler exceeded its hard limit of {hard_limit_seconds:g} s; its process was killed."
 
 
 heartbeat: Final = OnePerProcess(Heartbeat)

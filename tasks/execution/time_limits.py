@@ -4,8 +4,8 @@ The limit uses the timer of the process (SIGALRM). Python raises the exception b
 so it interrupts a sleep or a read from the network, but not a statement that the database is executing: psycopg2 waits
 for its end first.
 
-The hard limit, which kills the process, is enforced by the thread of `heartbeat.py`, and by Celery's `task_time_limit`
-if the handler never lets another thread run.
+The hard limit, which kills the process, is enforced by the thread of `heartbeat.py`, and by the worker's main process
+for code that never lets another thread run (`hard_limits.py`). Celery's own limits are off.
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""Handlers for workers of every pool: they hang, wait, or never let another thread run."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from typing import Final
+
+from sqlalchemy import TextClause, text
+from sqlalchemy.orm import Session
+
+from tasks import Task, handler
+
+CREATE: Final[TextClause] = text("CREATE TABLE public.pool_effect (task_id uuid NOT NULL)")
+INSERT: Final[TextClause] = text("INSERT INTO public.pool_effect (task_id) VALUES (:task_id)")
+
+
+@handler("pool.effect", batch=1)
+def effect(task: Task, db: Session) -> None:
+    """Insert a row, then wait in short sleeps, so that an exception can be raised in between."""
+    db.execute(INSERT, {"task_id": task.id})
+    _wait(task)
+
+
+@handler("pool.outside", transactional=False, batch=1)
+def outside(task: Task) -> None:
+    _wait(task)
+
+
+@handler("pool.soft_limit", batch=1, soft_limit_seconds=0.5, hard_limit_seconds=60, backoff=[0])
+def soft_limit(task: Task, db: Session) -> None:
+    """Exceed the soft limit, but only with the first attempt."""
+    db.execute(INSERT, {"task_id": task.id})
+    if task.attempt_count == 0:
+        _wait(task)
+
+
+@handler("pool.hangs", batch=1, transactional=False, soft_limit_seconds=0.5, hard_limit_seconds=1, max_attempts=1)
+def hang(_task: Task) -> None:
+    """Wait in one long system call."""
+    time.sleep(600)
+
+
+@handler("pool.holds_the_gil", batch=1, soft_limit_seconds=0.5, hard_limit_seconds=1, max_attempts=1)
+def hold_the_gil(_task: Task, _db: Session) -> None:
+    """Run in C for ever, without a look at signals or other threads."""
+    deque(itertools.repeat(None), maxlen=0)
+
+
+def _wait(task: Task) -> None:
+    until = time.monotonic() + float((task.payload or {}).get("seconds", 0))
+    while time.monotonic() < until:
+        time.sleep(0.02)
