@@ -40,6 +40,8 @@ _OURS: Final = "celeriac_ours"
 _USED_AT: Final = "celeriac_used_at"
 _AUTOCOMMIT: Final = "celeriac_autocommit"
 _engines: dict[str, Engine] = {}
+_room: dict[str, int] = {}  # the pool's size, if `make_room_for` was called
+SPARE_CONNECTIONS: Final = 10  # beyond those of the threads, for ticks and for what a handler opens itself
 Bind = Engine | Connection
 
 
@@ -72,8 +74,19 @@ def engine() -> Engine:
     """Return the engine that this process shares, for the database of the settings."""
     url = settings.current().database_url
     if url not in _engines:
-        _engines.setdefault(url, make_engine(url))  # two threads may both make one; neither has connected yet
+        made = make_engine(url, **_room)
+        _engines.setdefault(url, made)  # two threads may both make one; neither has connected yet
     return _engines[url]
+
+
+def make_room_for(threads: int) -> None:
+    """Let so many threads share the engine of this process. Call it before they start.
+
+    A thread needs one connection, and for moments a second one. If each waited for its second one, all would wait.
+    """
+    _room.update(pool_size=threads, max_overflow=threads + SPARE_CONNECTIONS)
+    while _engines:
+        _engines.popitem()[1].dispose()
 
 
 def is_ours(bind: Bind) -> bool:

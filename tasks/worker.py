@@ -15,7 +15,7 @@ from celery import signals
 
 import metrics
 import settings
-from models.engine import engine
+from models.engine import engine, make_room_for
 from models.schema import require_ready
 from tasks.celery import app
 from tasks.core.celery_program import SIGTERM_WARNING, exit_with_message
@@ -23,6 +23,7 @@ from tasks.core.holders import WORKER
 from tasks.core.registered_types import Registration
 from tasks.core.registry import handlers
 from tasks.execution.hard_limits import HardLimits
+from tasks.pools import SoloPool, ThreadPool, supported_pool
 from tasks.worker_watch import ChildPids, WorkerWatch
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,14 @@ _watches: list[WorkerWatch] = []
 
 
 @signals.worker_init.connect
-def _start_worker(**_: Any) -> None:
-    """Refuse to start without a ledger or with an old schema: such a worker would fail every task."""
+def _start_worker(sender: Any, **_: Any) -> None:
+    """Refuse to start without a ledger, with an old schema, or with an unsupported pool: its tasks would fail."""
     with exit_with_message():
+        sender.pool_cls = supported_pool(sender.pool_cls)
+        if sender.pool_cls is ThreadPool:
+            make_room_for(sender.concurrency if isinstance(sender.concurrency, int) else os.cpu_count() or 1)
+        if sender.pool_cls is SoloPool:
+            app.conf.worker_soft_shutdown_timeout = 0  # the handler cannot go on while a signal handler waits for it
         require_ready(newer_is_ready=True)
         handlers()  # reports a missing handler module now instead of with every task
     metrics.share_between_processes()

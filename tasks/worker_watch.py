@@ -1,10 +1,10 @@
 """Watch over a worker from a thread of its main process.
 
 It renews the worker's registration in the ledger. Three more things would otherwise be noticed late or never. A killed
-child process leaves a lease that expires only after a minute; the main process knows at once that the child is gone, and
-reclaims its leases. A handler that never lets another thread of its child run, and so cannot be stopped from there, is
-killed after its hard limit. And if beat has not been seen for a few of its intervals, a worker that consumes `system`
-runs the ticks itself, so beat is not a single point of failure (docs/protocol.md, Ticks).
+child process leaves a lease that expires only after a minute; the main process knows at once that the child is gone,
+and reclaims its leases. A handler that never lets another thread of its child run, and so cannot be stopped from there,
+is killed after its hard limit. And if beat has not been seen for a few of its intervals, a worker that consumes
+`system` runs the ticks itself, so beat is not a single point of failure (docs/protocol.md, Ticks).
 """
 
 from __future__ import annotations

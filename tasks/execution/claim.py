@@ -32,7 +32,8 @@ from tasks.core.registry import Handler
 from tasks.core.result_metrics import count_outcomes
 from tasks.core.task import Task
 from tasks.execution.claim_statements import CLAIM, CLAIM_KEYED, CONTENTS, LOSSES
-from tasks.execution.time_limits import SoftLimit
+from tasks.execution.thread_limits import ThreadLimit
+from tasks.execution.time_limits import SoftLimit, soft_limit
 
 NOT_STARTED = Released("there was no time to start it")
 ALONE_NEXT_TIME = Isolated("its batch was broken, and there was no time to run it alone")
@@ -54,7 +55,7 @@ class Claim:
     # The fields below are used while the tasks run. `begin` sets those without a default.
     bind: Bind = field(init=False, repr=False)
     handler: Handler = field(init=False, repr=False)
-    soft_limit: SoftLimit = field(init=False, repr=False)
+    soft_limit: SoftLimit | ThreadLimit = field(init=False, repr=False)
     stop_starting_at: float = field(init=False)  # no further task is started after this time
     half_a_lease_at: float = field(init=False)
     not_started: Outcome = NOT_STARTED  # the outcome of tasks for which there is no time left
@@ -73,7 +74,7 @@ class Claim:
         """Prepare to run these tasks with this handler."""
         self.bind = bind
         self.handler = handler
-        self.soft_limit = SoftLimit(handler.soft_limit_seconds)
+        self.soft_limit = soft_limit(handler.soft_limit_seconds)
         self.half_a_lease_at = self.lease.deadline - lease_seconds / 2
         self.unsettled = dict.fromkeys(self.tasks)
         self.restart_clock()

@@ -38,12 +38,11 @@ class HardLimits:
 
     def use_slot(self, place: int) -> None:
         """Let this process write its limits into the slot of this place in the pool."""
-        global _own
-        if not 0 <= place < SLOTS:
-            return
-        _own = self._slots[place * _SLOT : (place + 1) * _SLOT]
-        _own[_AT] = 0.0  # the slot may still hold the limit of the child that this one replaces
-        _own[_PID] = os.getpid()
+        if 0 <= place < SLOTS:
+            own = self._slots[place * _SLOT : (place + 1) * _SLOT]
+            own[_AT] = 0.0  # the slot may still hold the limit of the child that this one replaces
+            own[_PID] = os.getpid()
+            _own[:] = [own]
 
     def overdue(self, children: Collection[int]) -> list[Overdue]:
         """Return those of these children whose limit has passed by more than the grace."""
@@ -58,15 +57,17 @@ class HardLimits:
         return found
 
 
-_own: memoryview[float] = memoryview(bytearray(_SLOT * _NUMBER_BYTES)).cast("d")  # private until `use_slot`
+_own: Final[list[memoryview[float]]] = []  # the slot of this process, if it has one
 
 
 def note_limit(limit_at: float, seconds: float) -> None:
     """Note until when the handler that starts now must have ended."""
-    _own[_SECONDS] = seconds
-    _own[_AT] = limit_at
+    for slot in _own:
+        slot[_SECONDS] = seconds
+        slot[_AT] = limit_at
 
 
 def forget_limit() -> None:
     """Note that no handler runs in this process."""
-    _own[_AT] = 0.0
+    for slot in _own:
+        slot[_AT] = 0.0

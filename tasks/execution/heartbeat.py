@@ -5,9 +5,11 @@ ledger was reclaimed: it is marked as lost, and steps of its tasks raise `LeaseL
 the thread waits for it, and renews all leases as soon as it answers.
 
 The thread also enforces hard time limits: it writes the reason into the lease, so that reclaim can say why the process
-ended, and kills the process. Every second it checks the tasks that run outside a transaction: if an operator discarded
-such a task or another worker took it over, it interrupts the handler with `LeaseLost`, which can clean up in a
-`finally`.
+ended, and kills the process. A worker whose handlers run in threads ends more gently: the lease is left to reclaim, and
+the other handlers get some time (`tasks/pools.py`).
+
+Every second it checks the tasks that run outside a transaction: if an operator discarded such a task or another worker
+took it over, it interrupts the handler with `LeaseLost`, which can clean up in a `finally`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -40,10 +42,10 @@ BEATS_PER_LEASE: Final = 3
 LOOK_SECONDS: Final = 0.5  # how often hard limits are checked
 
 # renew: held → held for one more lease from now. A lease that is locked at this moment is returned, but not renewed:
-# reclaim or the last settling may be working on it.
+# reclaim or the last settling may be working on it. Nor is one that was given up with a reason.
 RENEW: Final = sql("""
     WITH held AS MATERIALIZED (
-        SELECT token FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) ORDER BY token
+        SELECT token FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[])) AND reason IS NULL ORDER BY token
         FOR NO KEY UPDATE SKIP LOCKED),
     renewed AS (
         UPDATE ledger.task_lease
@@ -53,8 +55,10 @@ RENEW: Final = sql("""
     SELECT token, token IN (SELECT token FROM renewed) FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))
 """)
 
-# give_reason: a lease whose process is about to be killed → the same, with the reason for reclaim.
-GIVE_REASON: Final = sql("UPDATE ledger.task_lease SET reason = :reason WHERE token = :token")
+# give_reason: a lease whose process is about to end → expired, with the reason for reclaim.
+GIVE_REASON: Final = sql("""
+    UPDATE ledger.task_lease SET reason = :reason, lease_until = (SELECT ledger.ledger_now()) WHERE token = :token
+""")
 
 WATCH_SECONDS: Final = 1.0
 # still_held: of the watched tasks, those that their holder still has.
@@ -90,7 +94,7 @@ class Heartbeat:
             yield lease
         finally:
             with self._lock:
-                del self._held[lease.token]
+                self._held.pop(lease.token, None)  # a handler that exceeded its hard limit has lost it
 
     def beat(self) -> None:
         """Renew all leases once."""
@@ -183,9 +187,34 @@ class Heartbeat:
             if lease.hard_limit_at and now >= lease.hard_limit_at:
                 reason = process_was_killed(lease.hard_limit_seconds)
                 logger.error(reason)
+                with self._lock:
+                    self._held.pop(lease.token, None)
+                lease.is_lost = True
                 with suppress(DBAPIError, CeleriacError), self._connections().begin() as connection:
                     connection.execute(GIVE_REASON, {"token": lease.token, "reason": reason})
-                os.kill(os.getpid(), signal.SIGKILL)
+                end_process()
+
+    def held(self) -> list[HeldLease]:
+        """Return the leases that this process holds at the moment."""
+        with self._lock:
+            return list(self._held.values())
+
+
+def kill_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_process() -> None:
+    """End this process, whose handler has exceeded its hard limit."""
+    _end[-1]()
+
+
+def end_process_with(end: Callable[[], None]) -> None:
+    """Call this function at a hard limit, instead of killing the process. It may return before the process ends."""
+    _end.append(end)
+
+
+_end: Final[list[Callable[[], None]]] = [kill_process]
 
 
 def process_was_killed(hard_limit_seconds: float) -> str:

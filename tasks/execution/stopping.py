@@ -19,8 +19,8 @@ from models.ledger_outage import LONGEST_CHAIN
 from tasks.core.outcomes import Verdict
 
 
-class WorkerStops(SystemExit):
-    """Raised in a handler by a Kafka worker that was told to stop."""
+class WorkerStops(WorkerTerminate):
+    """Raised in a handler when its worker is told to stop, if no child process gets a signal: solo, threads, Kafka."""
 
 
 def what_stops(error: BaseException | None) -> BaseException | None:
@@ -38,6 +38,4 @@ def what_stops(error: BaseException | None) -> BaseException | None:
 def _is_of_a_signal(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt):  # only real if Python's own handler of SIGINT is in place
         return signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return isinstance(error, WorkerStops | WorkerTerminate) or (
-        isinstance(error, SystemExit) and terminate_handler_fired()
-    )
+    return isinstance(error, WorkerTerminate) or (isinstance(error, SystemExit) and terminate_handler_fired())

@@ -2,7 +2,7 @@
 
 The limit uses the timer of the process (SIGALRM). Python raises the exception between two instructions of Python code,
 so it interrupts a sleep or a read from the network, but not a statement that the database is executing: psycopg2 waits
-for its end first.
+for its end first. Signals reach the main thread only; in other threads `thread_limits.py` raises the exception.
 
 The hard limit, which kills the process, is enforced by the thread of `heartbeat.py`, and by the worker's main process
 for code that never lets another thread run (`hard_limits.py`). Celery's own limits are off.
@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
+from tasks.execution.thread_limits import ThreadLimit
+
 Result = TypeVar("Result")
 AT_ONCE_SECONDS: Final = 1e-6  # setitimer takes 0 as "never"
 TOLERANCE_SECONDS: Final = 0.1  # how much the remaining time of our alarm may differ from what we expect
@@ -29,9 +31,16 @@ class SoftTimeLimit(Exception):
         super().__init__(f"The handler took longer than {seconds:g} s.")
 
 
+def soft_limit(seconds: float) -> SoftLimit | ThreadLimit:
+    """Return the limit that works in this thread."""
+    if threading.current_thread() is threading.main_thread():
+        return SoftLimit(seconds)
+    return ThreadLimit(seconds, lambda: SoftTimeLimit(seconds))
+
+
 def call_within(seconds: float, function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function with a soft limit, and return what it returns."""
-    with SoftLimit(seconds) as limit:
+    with soft_limit(seconds) as limit:
         return limit.call(function, *arguments)
 
 
@@ -42,8 +51,8 @@ class SoftLimit:
     again for the rest. So a batch of a hundred short calls causes no signal at all.
 
     An alarm that was set before `__enter__` is set again by `__exit__`, with the time that it has left. A function may
-    use alarms itself: it then has no soft limit, and its alarms are cancelled when it returns. Signals reach the main
-    thread only, so in other threads there is no soft limit.
+    use alarms itself: it then has no soft limit, and its alarms are cancelled when it returns. Only the main thread can
+    use it.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -55,16 +64,12 @@ class SoftLimit:
         self.alarm_at: float | None = None  # None: no alarm of ours is set
 
     def __enter__(self) -> Self:
-        self.has_timer = threading.current_thread() is threading.main_thread()
-        if self.has_timer:
-            self.entered_at = time.monotonic()
-            self.timer_before = signal.getitimer(signal.ITIMER_REAL)
-            self.handler_before = signal.signal(signal.SIGALRM, self._on_alarm) or signal.SIG_DFL
+        self.entered_at = time.monotonic()
+        self.timer_before = signal.getitimer(signal.ITIMER_REAL)
+        self.handler_before = signal.signal(signal.SIGALRM, self._on_alarm) or signal.SIG_DFL
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.has_timer:
-            return
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.handler_before)
         left, interval = self.timer_before
@@ -74,8 +79,6 @@ class SoftLimit:
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call the function within the limit."""
-        if not self.has_timer:
-            return function(*arguments)
         self.calls += 1
         self.limit_at = time.monotonic() + self.seconds
         try:
@@ -92,7 +95,7 @@ class SoftLimit:
         number = self.calls + 1
 
         def interrupt(error: Exception) -> None:
-            if self.has_timer and self.may_interrupt and self.calls == number:
+            if self.may_interrupt and self.calls == number:
                 self.interruption = (number, error)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 

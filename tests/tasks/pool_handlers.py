@@ -10,6 +10,8 @@ from typing import Final
 from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
+from models.engine import engine
+from models.errors import LeaseLost
 from tasks import Task, handler
 
 CREATE: Final[TextClause] = text("CREATE TABLE public.pool_effect (task_id uuid NOT NULL)")
@@ -25,7 +27,13 @@ def effect(task: Task, db: Session) -> None:
 
 @handler("pool.outside", transactional=False, batch=1)
 def outside(task: Task) -> None:
-    _wait(task)
+    """Insert a row only when the task is lost."""
+    try:
+        _wait(task)
+    except LeaseLost:
+        with engine().begin() as connection:
+            connection.execute(INSERT, {"task_id": task.id})
+        raise
 
 
 @handler("pool.soft_limit", batch=1, soft_limit_seconds=0.5, hard_limit_seconds=60, backoff=[0])
@@ -39,6 +47,11 @@ def soft_limit(task: Task, db: Session) -> None:
 @handler("pool.hangs", batch=1, transactional=False, soft_limit_seconds=0.5, hard_limit_seconds=1, max_attempts=1)
 def hang(_task: Task) -> None:
     """Wait in one long system call."""
+    time.sleep(600)
+
+
+@handler("pool.hangs_for_long", batch=1, transactional=False)
+def hang_for_long(_task: Task) -> None:
     time.sleep(600)
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy.orm import Session
 
 from tasks.core.task import Task
-from tasks.execution.time_limits import SoftTimeLimit, call_within
+from tasks.execution.time_limits import SoftTimeLimit, call_within, soft_limit
 from tests.servers import wait_until
 from tests.tasks.deliveries import are_well, delivered, handled, submitted
-from tests.tasks.work import insert, task, transitions
+from tests.tasks.work import OnPurpose, insert, task, transitions
 
 SOON = 0.05
 NEVER = 600.0
@@ -116,12 +119,109 @@ def test_an_alarm_at_the_very_end_of_a_call_interrupts_the_handler_or_nothing() 
     assert fired == []
 
 
-def test_outside_the_main_thread_there_is_no_limit_and_no_error() -> None:
-    found: list[float] = []
-    thread = threading.Thread(target=lambda: found.append(call_within(SOON, left)))
-    thread.start()
-    thread.join()
-    assert found == [0]
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
+
+
+def sleep_for_ever() -> None:
+    """Wait in short system calls: an exception reaches a thread only between them."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        time.sleep(0.001)
+    raise AssertionError("it was not interrupted")
+
+
+def test_a_handler_that_takes_too_long_is_interrupted_in_a_thread_and_no_alarm_is_set() -> None:
+    def limited() -> float:
+        with pytest.raises(SoftTimeLimit, match=r"0\.05 s") as found:
+            call_within(SOON, sleep_for_ever)
+        assert found.type.__name__ == "SoftTimeLimit"
+        return left()
+
+    assert in_a_thread(limited) == 0
+
+
+def test_two_threads_are_interrupted_at_their_own_limits() -> None:
+    def limited(seconds: float) -> str:
+        try:
+            return call_within(seconds, lambda: time.sleep(0.3) or "done")
+        except SoftTimeLimit:
+            return "interrupted"
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(limited, [SOON, NEVER])) == ["interrupted", "done"]
+
+
+def test_an_exception_sent_at_any_moment_of_a_call_in_a_thread_strikes_that_call_or_nothing() -> None:
+    """Another thread sends as fast as it can, so that it hits the beginning and the end of calls, too."""
+    outcomes = set()
+    next_interrupter: list[Callable[[Exception], None]] = []
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            for interrupt in next_interrupter:
+                interrupt(OnPurpose())
+
+    def calls() -> None:
+        with soft_limit(NEVER) as limit:
+            for size in range(3000):
+                next_interrupter[:] = [limit.interrupter_of_next_call()]
+                try:
+                    limit.call(sum, range(size % 300))
+                    outcomes.add("done")
+                except OnPurpose:
+                    outcomes.add("interrupted")
+                next_interrupter.clear()
+                sum(range(50))
+                str(size)  # a stray exception would be raised here, and fail the test
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    switches = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_a_thread(calls)
+    finally:
+        sys.setswitchinterval(switches)
+        ended.set()
+        sender.join()
+    assert outcomes == {"done", "interrupted"}
+
+
+def test_an_exception_that_is_sent_after_its_call_has_ended_strikes_no_other_call() -> None:
+    def calls() -> str:
+        with soft_limit(NEVER) as limit:
+            interrupt = limit.interrupter_of_next_call()
+            assert limit.call(lambda: "first") == "first"
+            interrupt(OnPurpose())
+            return limit.call(lambda: time.sleep(SOON) or "second")
+
+    assert in_a_thread(calls) == "second"
+
+
+def test_a_handler_is_not_interrupted_while_it_writes_a_log_line() -> None:
+    """It would keep the lock of the log's handler, and every other thread would wait for it for ever."""
+
+    class SlowHandler(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            sleep_until = time.monotonic() + 4 * SOON
+            while time.monotonic() < sleep_until:
+                time.sleep(0.001)
+            emitted.append(True)
+
+    emitted: list[bool] = []
+    log = logging.getLogger("test.slow")
+    log.addHandler(SlowHandler())
+
+    def write_and_wait() -> None:
+        log.error("slow")
+        sleep_for_ever()
+
+    with pytest.raises(SoftTimeLimit):
+        in_a_thread(lambda: call_within(SOON, write_and_wait))
+    assert emitted == [True]
 
 
 @pytest.mark.usefixtures("ledger", "known_handlers")
