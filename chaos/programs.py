@@ -24,11 +24,13 @@ class NotInTime(CeleriacError):
     remedy = "Run it again while the machine is less busy."
 
 
-def start_celery(folder: Path, name: str, *arguments: str, **variables: str) -> ChildProcess:
+def start_celery(
+    folder: Path, name: str, *arguments: str, application: str = "tasks", **variables: str
+) -> ChildProcess:
     """Start `celery -A tasks …` with the environment of this process; its log and ready file are in `folder`."""
     return ChildProcess(
         name,
-        [str(Path(sys.executable).with_name("celery")), "-A", "tasks", *arguments],
+        [str(Path(sys.executable).with_name("celery")), "-A", application, *arguments],
         log=folder / f"{name}.log",
         ready_file=folder / f"{name}.ready",
         environment={**os.environ, **variables, "REMAP_SIGTERM": "SIGQUIT"},

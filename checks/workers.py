@@ -13,6 +13,7 @@ from settings import Settings
 
 PATIENCE_SECONDS: Final = 2.0
 LATE_TICKS: Final = 4
+CONSUMER_TIMEOUT_SECONDS: Final = 1800.0  # RabbitMQ's default; neither AMQP nor its management API tells its own
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -32,6 +33,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield _check_beat()
     yield from _check_ticks()
     yield from _check_dead_letters(settings)
+    yield from _check_long_handlers(settings)
 
 
 def _check_queues(
@@ -113,3 +115,23 @@ def _check_dead_letters(settings: Settings) -> Iterator[Finding]:
         letters, dead = found
         remedy = "wait a minute: the tick `prune` writes the queue again; if it does not, look at the line of the ticks"
         yield warn("dead letters", f"{settings.ingest_dlq_queue} has {letters}, and {dead} tasks are DEAD", remedy)
+
+
+def _check_long_handlers(settings: Settings) -> Iterator[Finding]:
+    """Tell what the log of a worker shows while a handler runs for longer than RabbitMQ waits. It does no harm."""
+    from tasks.core.registry import BadHandler, handlers  # noqa: PLC0415 - as above
+
+    if settings.broker_url.partition(":")[0] in ("redis", "rediss"):
+        return  # it delivers a message again after an hour, which does no harm
+    try:
+        known = handlers().values()
+    except BadHandler:
+        return  # no worker starts with it, and says so
+    long = sorted(each.type for each in known if each.hard_limit_seconds > CONSUMER_TIMEOUT_SECONDS)
+    if long:
+        minutes = f"{CONSUMER_TIMEOUT_SECONDS / 60:g} minutes"
+        yield ok(
+            "handlers.limits",
+            f"{', '.join(long)} may run for longer than the consumer_timeout of RabbitMQ ({minutes} unless you changed"
+            " it): a worker then reconnects that often; messages that come again are refused, and nothing runs twice",
+        )

@@ -28,6 +28,7 @@ from tasks.core.registry import handlers
 from tasks.recovery.tick_rows import BEAT, record_tick
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
+from tests.tasks.deliveries import handled
 from tests.tasks.registrations import handler_of, registered
 
 
@@ -265,3 +266,14 @@ def test_a_replica_cannot_store_receipts(stack: ServersOfTests) -> None:
             assert "receipts.role" in problems(servers.check_receipts(settings.current()))
         finally:
             client.replicaof("NO", "ONE")
+
+
+@pytest.mark.parametrize(("broker", "reported"), [("amqp://127.0.0.1:1//", ["ok"]), ("redis://127.0.0.1:1/0", [])])
+def test_a_handler_that_outlives_rabbitmqs_patience_is_mentioned_and_is_no_problem(
+    broker: str, reported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_URL", broker)
+    with handled("test.hours", lambda _task: None, transactional=False, soft_limit_seconds=7200):
+        found = list(workers._check_long_handlers(settings.Settings()))
+    assert [finding.level for finding in found] == reported
+    assert all("test.hours may run for longer" in finding.message for finding in found)

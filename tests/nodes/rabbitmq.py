@@ -32,15 +32,15 @@ QUEUES: Final = ("ingest", "system", "ingest.dlq")
 
 
 class OwnRabbit:
-    """A RabbitMQ node that we start and end."""
+    """A RabbitMQ node that we start and end. `advanced`: the contents of its advanced.config, in Erlang."""
 
-    def __init__(self, server: Path) -> None:
+    def __init__(self, server: Path, *, advanced: str = "[].") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="celeriac-rabbitmq-"))  # RabbitMQ cannot handle a path with a space
         self.password = secrets.token_urlsafe(16)
         ports = Home(self.folder).ports({"amqp": 0, "distribution": 0, "epmd": 0}, wished={})
         self.port = ports["amqp"]
         self._free = itertools.count()
-        self._write_configuration()
+        self._write_configuration(advanced)
         self.process = LocalProcess(
             [str(server)],
             folder=self.folder / "rabbitmq",
@@ -76,13 +76,14 @@ class OwnRabbit:
             "RABBITMQ_MNESIA_BASE": str(self.folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(self.folder / "log"),
             "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.folder / "advanced.config"),
             "RABBITMQ_CONF_ENV_FILE": os.devnull,  # ignore the configuration of this machine
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
             "ERL_EPMD_PORT": str(ports["epmd"]),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
 
-    def _write_configuration(self) -> None:
+    def _write_configuration(self, advanced: str) -> None:
         vhosts = [f"test-{number}" for number in range(VHOSTS)]
         everything = {"user": USER, "configure": ".*", "write": ".*", "read": ".*"}
         definitions = {
@@ -92,6 +93,7 @@ class OwnRabbit:
         }
         (self.folder / "definitions.json").write_text(json.dumps(definitions))
         (self.folder / "plugins").write_text("[].\n")
+        (self.folder / "advanced.config").write_text(f"{advanced}\n")
         (self.folder / "rabbitmq.conf").write_text(
             f"load_definitions = {self.folder / 'definitions.json'}\n"
             "log.console = true\nlog.console.level = error\nlog.file = false\ndisk_free_limit.absolute = 10MB\n"
