@@ -19,8 +19,8 @@ from api import documents, tasks, workflows
 from api.authorization import RequireToken, require_scopes_on_all_routes
 from api.body_limit import BodyLimit, OneLength
 from api.error_middleware import ErrorMiddleware
-from api.errors import handle_error
-from api.json_responses import JsonResponse, error_response
+from api.errors import handle_error, response_to
+from api.json_responses import JsonResponse
 from api.ledger_calls import call_ledger
 from api.startup import CheckSettings
 from models.errors import CeleriacError
@@ -59,7 +59,7 @@ async def readyz() -> Response:
     try:
         await call_ledger(require_ready)
     except (CeleriacError, settings.SettingsError) as error:
-        return error_response(error.http_status, error.code, error.message)
+        return response_to(error)  # this route is open, so it must not show an address or a path
     return JsonResponse({"status": "ready"})
 
 

@@ -129,11 +129,13 @@ class GuardedProtocol(H11Protocol):
 
     def _send(self, error: CeleriacError) -> None:
         response = response_to(error)
-        extra = {**SECURITY_HEADERS, "connection": "close"}
-        headers = [*response.raw_headers, *((name.encode(), value.encode()) for name, value in extra.items())]
+        for name, value in {**SECURITY_HEADERS, "Connection": "close"}.items():
+            response.headers.setdefault(name, value)
         events = [
             h11.Response(
-                status_code=response.status_code, headers=headers, reason=STATUS_PHRASES[response.status_code]
+                status_code=response.status_code,
+                headers=response.raw_headers,
+                reason=STATUS_PHRASES[response.status_code],
             ),
             h11.Data(data=bytes(response.body)),
             h11.EndOfMessage(),

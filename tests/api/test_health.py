@@ -26,6 +26,7 @@ def test_an_api_with_an_unreachable_ledger_is_alive_and_not_ready(
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "unreachable"
     assert "hunter2" not in answer.text
+    assert "127.0.0.1" not in answer.text
 
 
 def test_an_api_with_an_unmigrated_ledger_is_not_ready(
