@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 from sqlalchemy import make_url
@@ -24,6 +25,10 @@ from tests.isolation import isolate
 from tests.servers import Cluster, ServersOfTests, empty_tables, wait_until
 
 pytest_plugins = ["tests.coverage_report", "tests.schedule", "tests.nodes.plugin", "tests.ledger_fixtures"]
+
+
+# Files whose tests break their connections, and depend on which statements were prepared on them.
+WITH_NEW_CONNECTIONS: Final = {"test_ledger_lost.py"}
 
 
 def pytest_configure() -> None:
@@ -86,7 +91,9 @@ def database(postgres: Cluster) -> str:
 
 
 @pytest.fixture
-def stack(servers: ServersOfTests, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServersOfTests]:
+def stack(
+    request: pytest.FixtureRequest, servers: ServersOfTests, database: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServersOfTests]:
     """Point this process and its children at the servers of the tests, after emptying them.
 
     The connections to the migrated database stay open for the next test: opening them and preparing their statements
@@ -97,20 +104,26 @@ def stack(servers: ServersOfTests, database: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CELERIAC_HOME", str(servers.home.path))
     settings.current.cache_clear()
     point_app_at(servers.addresses["BROKER_URL"])
-    _keep_publisher()
+    _keep_publisher(database)
+    if database in engine_module._engines and request.path.name in WITH_NEW_CONNECTIONS:
+        engine_module._engines.pop(database).dispose()
     yield servers
     for url, engine in list(engine_module._engines.items()):
-        if url != database or engine.pool.checkedout():  # type: ignore[attr-defined]
+        is_used = engine.pool.checkedout()  # type: ignore[attr-defined]
+        if url != database or is_used or request.path.name in WITH_NEW_CONNECTIONS:
             engine_module._engines.pop(url).dispose()
     settings.current.cache_clear()
 
 
-def _keep_publisher() -> None:
-    """Keep the publishing thread of the test before if a new one would be the same."""
+def _keep_publisher(database: str) -> None:
+    """Keep the publishing thread of the test before if a new one would be the same.
+
+    Settings look up an address once a second, and a test may change it, so `current` is not asked for it here.
+    """
     made, current = after_commit_publisher.made, settings.current()
     if made is None or made._thread is None or made._is_closed:
         return
     is_as_new = not made.circuits._open and not made._left_to_relay
-    is_connected_here = made._engine.url == make_url(current.database_url)
+    is_connected_here = made._engine.url == make_url(database)
     if is_as_new and is_connected_here and made.settings.model_dump() == current.model_dump():
         made.settings = current
