@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from sqlalchemy.orm import Session
 
 from bench.peers.effect import GATE
 from tasks import Task, handler
@@ -22,16 +25,18 @@ def hold(task: Task) -> None:
     _await(folder / f"{gate}-open")
 
 
-@handler("bench.lost", batch=LOST_BATCH)
-def lost(task: Task, _db: Any) -> None:
-    """Wait to be killed if this is the first task of its round that runs; otherwise write down when it started."""
-    folder, number = Path(os.environ[GATE]), task.payload["round"]
+# A batch handler: of other handlers a process runs one task alone first, to measure it.
+@handler("bench.lost", many=True, batch=LOST_BATCH)
+def lost(tasks: Sequence[Task], _db: Session) -> None:
+    """Wait to be killed if this is the first batch of its round; otherwise write down when each task started."""
+    folder, number = Path(os.environ[GATE]), tasks[0].payload["round"]
     started_at = time.monotonic()
     try:
         with (folder / f"{number}-victim").open("x") as file:
             file.write(str(os.getpid()))
     except FileExistsError:
-        (folder / f"{number}-started-{task.payload['n']}").write_text(repr(started_at))
+        for task in tasks:
+            (folder / f"{number}-started-{task.payload['n']}").write_text(repr(started_at))
     else:
         _await(folder / "never")
 

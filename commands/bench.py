@@ -148,7 +148,7 @@ def recovery(
     *,
     count: Annotated[int, typer.Option(min=1000, help="Number of tasks in each backlog.")] = 20_000,
     outage_seconds: Annotated[float, typer.Option(min=1, help="Seconds without PostgreSQL.")] = 10,
-    rounds: Annotated[int, typer.Option(min=1, help="How many children and workers are killed.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="How many child processes, and how many workers, are killed.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Measure how fast work goes on after an outage of PostgreSQL or the broker, and after the loss of workers.
