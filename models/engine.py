@@ -40,7 +40,7 @@ _OURS: Final = "celeriac_ours"
 _USED_AT: Final = "celeriac_used_at"
 _AUTOCOMMIT: Final = "celeriac_autocommit"
 _engines: dict[str, Engine] = {}
-_room: dict[str, int] = {}  # the pool's size, if `make_room_for` was called
+_room: dict[str, Any] = {}  # the pool's size, if `make_room_for` was called
 SPARE_CONNECTIONS: Final = 10  # beyond those of the threads, for ticks and for what a handler opens itself
 Bind = Engine | Connection
 
