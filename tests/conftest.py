@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from sqlalchemy import make_url
@@ -96,8 +96,8 @@ def stack(
 ) -> Iterator[ServersOfTests]:
     """Point this process and its children at the servers of the tests, after emptying them.
 
-    The connections to the migrated database stay open for the next test: opening them and preparing their statements
-    takes longer than most tests.
+    A connection to the migrated database stays open for the next test: opening it and preparing its statements takes
+    longer than most tests.
     """
     servers.home.write_stack({**servers.addresses, "DATABASE_URL": database})
     servers.flush_redis()
@@ -109,8 +109,9 @@ def stack(
         engine_module._engines.pop(database).dispose()
     yield servers
     for url, engine in list(engine_module._engines.items()):
-        is_used = engine.pool.checkedout()  # type: ignore[attr-defined]
-        if url != database or is_used or request.path.name in WITH_NEW_CONNECTIONS:
+        pool: Any = engine.pool
+        is_as_new = pool.checkedout() == 0 and pool.checkedin() <= 1  # so that a test gets its connection again
+        if url != database or not is_as_new or request.path.name in WITH_NEW_CONNECTIONS:
             engine_module._engines.pop(url).dispose()
     settings.current.cache_clear()
 
