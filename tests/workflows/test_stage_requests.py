@@ -159,6 +159,6 @@ def test_the_time_limit_ends_a_request_and_leaves_no_connection_open(
         with outside.behaving(Exchange.hang):
             done = run_workflow(flow(FETCH))
         assert (done["status"], done["error_code"]) == ("RETRYING", "timeout")
-        again = run_workflow(flow(FETCH))
+    again = run_workflow(flow(FETCH))
     assert again["status"] == "SUCCEEDED"
     assert "asyncio" not in {record.name for record in caplog.records}
