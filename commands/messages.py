@@ -53,8 +53,9 @@ TASK_FAILURES: Final = (
     ),
     Entry(
         "timeout",
-        "SoftTimeLimit: …",
-        "The handler ran longer than its `soft_limit_seconds`.",
+        "SoftTimeLimit: The handler exceeded its soft limit of 600 s.",
+        "The handler ran longer than its `soft_limit_seconds`, or ignored that and ran longer than its"
+        " `hard_limit_seconds`; the message says which.",
         "Make the handler faster, split the work, or raise the limit in its declaration.",
     ),
     Entry(
@@ -73,8 +74,7 @@ TASK_FAILURES: Final = (
         "worker_lost",
         "The worker … was lost while it ran this task.",
         "The worker process died or was killed while it ran the task, or its lease expired.",
-        "Look in the worker's log for a crash, and in the kernel's log for a lack of memory. The hard limit kills a"
-        " handler that ignores its soft limit.",
+        "Look in the worker's log for a crash, and in the kernel's log for a lack of memory.",
     ),
     Entry(
         "transaction_misused",

@@ -61,9 +61,16 @@ def _read_in_child(content: bytes, options: dict[str, Any]) -> Extracted:
     try:
         done = subprocess.run(command, input=content, capture_output=True, env={}, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise ReaderFailed(f"Reading the {options['kind']} file took longer than {seconds} s.") from None
+        sentence = (
+            f"Reading the {options['kind']} file took longer than {seconds:g} s (10 s + 2 · DOCUMENT_MAX_SECONDS)."
+        )
+        raise ReaderFailed(sentence) from None
     if done.returncode == -signal.SIGXCPU:
-        raise Unreadable(f"Reading the file takes more than {options['cpuSeconds']} s of processor time.")
+        raise Unreadable(
+            f"Reading the file takes more than {options['cpuSeconds']} s of processor time (DOCUMENT_MAX_SECONDS)."
+        )
+    if done.returncode == -signal.SIGKILL:
+        raise ReaderFailed(f"The process that reads {options['kind']} files was killed; the machine may lack memory.")
     if done.returncode:
         last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]
         raise ReaderFailed(f"The process that reads {options['kind']} files exited with {done.returncode}: {last_line}")

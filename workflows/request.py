@@ -23,11 +23,12 @@ MAX_BYTES: Final = 1_048_576  # of an answer
 class StageUnanswered(CeleriacError):
     """The receiver of a stage's request did not answer.
 
-    The receiver is unreachable, or its answer broke off.
+    The receiver is unreachable, its answer broke off, or the request took longer than the stage's `timeoutSeconds`. The
+    message says which.
     """
 
     code = "stage_unanswered"
-    remedy = "Start the receiver or correct its address; the stage is retried. Requeue the task if it is DEAD."
+    remedy = "Start the receiver, correct its address or raise the limit, and requeue the task if it is DEAD."
 
 
 def send(poster: Poster, body: Any, given: StageInput) -> Answer:
@@ -42,10 +43,11 @@ def send(poster: Poster, body: Any, given: StageInput) -> Answer:
         case NotAsked(reason=reason):
             raise Permanent(reason)
         case NoAnswer(reason=reason):
-            raise StageUnanswered(f"{poster.origin} did not answer: {reason}.")
+            raise StageUnanswered(f"{poster.origin} did not answer: {reason}{_limit(answer)}.")
     if 200 <= answer.status < 300:
-        if answer.is_broken_off:
-            raise StageUnanswered(f"{poster.origin} answered {answer.status}, but the answer is incomplete.")
+        if answer.broken_off:
+            incomplete = f"the answer is incomplete: {answer.broken_off}{_limit(answer)}"
+            raise StageUnanswered(f"{poster.origin} answered {answer.status}, but {incomplete}.")
         if answer.is_too_long:
             raise Permanent(f"{poster.origin} answered with more than {poster.body_limit:,} bytes.")
         return answer
@@ -55,3 +57,8 @@ def send(poster: Poster, body: Any, given: StageInput) -> Answer:
     if answer.status in TRY_AGAIN:
         raise TryLater(message, answer.retry_after_seconds or 0)
     raise Permanent(message)
+
+
+def _limit(answer: Answer | NoAnswer) -> str:
+    """Name the limit that ended a request."""
+    return " (timeoutSeconds of the stage)" if answer.is_late else ""

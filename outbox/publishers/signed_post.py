@@ -64,7 +64,8 @@ class Answer:
     headers: Mapping[bytes, bytes]  # by name, in lower case
     body: bytes
     is_too_long: bool = False
-    is_broken_off: bool = False
+    broken_off: str = ""  # why the body is incomplete
+    is_late: bool = False  # because of our time limit for the request
 
     @property
     def retry_after_seconds(self) -> float | None:
@@ -76,6 +77,7 @@ class NoAnswer:
     """It is unknown whether the request has arrived."""
 
     reason: str
+    is_late: bool = False  # our time limit for the request ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class Poster:
             extensions={"timeout": {"connect": self.patience.connect_seconds}},
         )
         answer: httpcore2.Response | None = None
-        text, is_broken_off = b"", False
+        text, broken_off, is_late = b"", "", False
         try:
             async with (
                 asyncio.timeout(self.patience.request_seconds),
@@ -177,12 +179,15 @@ class Poster:
         except ForbiddenAddress as error:
             return NotAsked(f"{self.origin} was not asked: {error}.")
         except HTTP_ERRORS as error:
+            is_late = isinstance(error, TimeoutError)
             if answer is None:
-                return NoAnswer(self._reason(error))
-            is_broken_off = True
+                return NoAnswer(self._reason(error), is_late)
+            seconds = f"{self.patience.request_seconds:g} s"
+            broken_off = f"it was not complete within {seconds}" if is_late else "the connection was lost"
         assert answer is not None
         headers = {name.lower(): value for name, value in answer.headers}
-        return Answer(answer.status, headers, text[: self.body_limit], len(text) > self.body_limit, is_broken_off)
+        is_too_long = len(text) > self.body_limit
+        return Answer(answer.status, headers, text[: self.body_limit], is_too_long, broken_off, is_late)
 
     def _headers(self, body: bytes, key: str, traceparent: object) -> dict[bytes | str, bytes | str]:
         timestamp = int(time.time())  # the wall clock: receivers use it to reject old requests

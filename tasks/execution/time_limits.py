@@ -28,7 +28,7 @@ class SoftTimeLimit(Exception):
     """The handler has reached its soft limit."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"The handler took longer than {seconds:g} s.")
+        super().__init__(f"The handler exceeded its soft limit of {seconds:g} s.")
 
 
 def soft_limit(seconds: float) -> SoftLimit | ThreadLimit:

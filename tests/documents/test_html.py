@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_deeply_nested_tags_exhaust_neither_stack_nor_memory() -> None:
 
 
 def test_a_page_that_takes_too_much_processor_time_is_rejected() -> None:
-    with pytest.raises(Unreadable, match="more than 1 s of processor time"):
+    with pytest.raises(Unreadable, match=r"more than 1 s of processor time \(DOCUMENT_MAX_SECONDS\)"):
         read(b"<!" * 1_000_000, "a.html", cpu_seconds=1)
 
 
@@ -117,6 +118,20 @@ def test_a_reader_process_that_fails_does_not_make_the_file_unreadable(
 ) -> None:
     monkeypatch.setattr(extract, "PROGRAM", f"{tmp_path}/gone.py")
     with pytest.raises(ReaderFailed, match=r"gone\.py"):
+        read(b"<p>hi", "a.html")
+
+
+def test_a_reader_process_that_takes_too_long_names_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "START_SECONDS", -1.99)
+    with pytest.raises(ReaderFailed, match=r"took longer than 0\.01 s \(10 s \+ 2 · DOCUMENT_MAX_SECONDS\)"):
+        read(b"<p>hi", "a.html", cpu_seconds=1)
+
+
+def test_a_reader_process_that_is_killed_is_reported_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "killed.py"
+    program.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(extract, "PROGRAM", program)
+    with pytest.raises(ReaderFailed, match="was killed; the machine may lack memory"):
         read(b"<p>hi", "a.html")
 
 

@@ -24,7 +24,7 @@ from tests.tasks.pool_handlers import CREATE
 from tests.tasks.work import rows, transitions
 
 VARIABLES = {"INGEST_HANDLERS": "tests.tasks.pool_handlers", "INGEST_LEASE_SECONDS": "60"}
-SOFT_LIMIT = "SoftTimeLimit: The handler took longer than 0.5 s."
+SOFT_LIMIT = "SoftTimeLimit: The handler exceeded its soft limit of 0.5 s."
 HARD_LIMIT = "The handler exceeded its hard limit of 1 s; its process was killed."
 
 

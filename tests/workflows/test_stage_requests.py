@@ -107,11 +107,23 @@ def test_a_missing_or_incomplete_answer_is_retried(outside: Outside) -> None:
     with outside.behaving(Exchange.hang):
         done = run_workflow(flow({**FETCH, "timeoutSeconds": 0.1}))
     assert (done["status"], done["error_code"]) == ("RETRYING", "handler_error")
-    assert "did not answer: no answer within 0.1 s" in done["error_message"]
+    assert "did not answer: no answer within 0.1 s (timeoutSeconds of the stage)." in done["error_message"]
     half = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"half'
     with outside.behaving(lambda exchange: exchange.say(half)):
         done = run_workflow(flow(FETCH))
-    assert (done["status"], "the answer is incomplete" in done["error_message"]) == ("RETRYING", True)
+    assert done["status"] == "RETRYING"
+    assert "answered 200, but the answer is incomplete: the connection was lost." in done["error_message"]
+
+
+def test_an_answer_that_takes_longer_than_its_stage_may_names_the_limit(outside: Outside) -> None:
+    def hang_in_the_middle(exchange: Exchange) -> None:
+        exchange.say(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+        exchange.hang()
+
+    with outside.behaving(hang_in_the_middle):
+        done = run_workflow(flow({**FETCH, "timeoutSeconds": 0.5}))
+    assert done["status"] == "RETRYING"
+    assert "incomplete: it was not complete within 0.5 s (timeoutSeconds of the stage)." in done["error_message"]
 
 
 def test_a_missing_language_model_is_reported_with_the_setting(outside: Outside, configure: Configure) -> None:

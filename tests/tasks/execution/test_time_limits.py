@@ -236,7 +236,7 @@ def test_a_task_that_takes_too_long_is_retried_and_the_rest_of_its_batch_succeed
         delivered(ids)
     found = task(ids[1])
     assert (found["status"], found["attempt_count"], found["error_code"]) == ("RETRYING", 1, "timeout")
-    assert found["error_message"] == "SoftTimeLimit: The handler took longer than 1 s."
+    assert found["error_message"] == "SoftTimeLimit: The handler exceeded its soft limit of 1 s."
     assert "wait_for_ever" in found["last_error"]
     assert len(transitions(ids[1])) == 3
     are_well(ids, 1)
