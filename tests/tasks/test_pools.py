@@ -81,7 +81,8 @@ def submitted(type_: str, *, count: int = 1, seconds: float = 0) -> list[uuid.UU
 def effects() -> tuple[int, int]:
     with engine().begin() as connection:
         found = connection.execute(sql("SELECT count(*), count(DISTINCT task_id) FROM public.pool_effect"))
-        return tuple(found.one())  # type: ignore[return-value]
+        count, tasks = found.one()
+        return count, tasks
 
 
 def await_status(*expected: str, seconds: float = 30) -> None:

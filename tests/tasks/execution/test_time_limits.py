@@ -40,6 +40,11 @@ def alarms() -> Iterator[None]:
 fired: list[int] = []
 
 
+def after(seconds: float, result: str) -> str:
+    time.sleep(seconds)
+    return result
+
+
 def record(number: int, _frame: Any) -> None:
     fired.append(number)
 
@@ -145,7 +150,7 @@ def test_a_handler_that_takes_too_long_is_interrupted_in_a_thread_and_no_alarm_i
 def test_two_threads_are_interrupted_at_their_own_limits() -> None:
     def limited(seconds: float) -> str:
         try:
-            return call_within(seconds, lambda: time.sleep(0.3) or "done")
+            return call_within(seconds, lambda: after(0.3, "done"))
         except SoftTimeLimit:
             return "interrupted"
 
@@ -196,7 +201,7 @@ def test_an_exception_that_is_sent_after_its_call_has_ended_strikes_no_other_cal
             interrupt = limit.interrupter_of_next_call()
             assert limit.call(lambda: "first") == "first"
             interrupt(OnPurpose())
-            return limit.call(lambda: time.sleep(SOON) or "second")
+            return limit.call(lambda: after(SOON, "second"))
 
     assert in_a_thread(calls) == "second"
 
