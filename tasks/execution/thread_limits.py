@@ -55,7 +55,7 @@ class ThreadLimit:
             self._begin()
             return function(*arguments)
         finally:
-            if os.getpid() == self._process:  # a forked child ends soon, and nobody would release the lock in it
+            if os.getpid() == self._process:  # a forked child ends soon, and its copy of the lock may never be released
                 try:
                     self._end()
                 except BaseException:
@@ -104,7 +104,7 @@ class _Clock:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, also in a forked child, which has no copy of the thread."""
+        """Start with no calls, also in a forked child, which has no copy of the thread."""
         self.stops = False
         self._limits: set[ThreadLimit] = set()
         self._lock = threading.Lock()
