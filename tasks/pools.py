@@ -77,8 +77,7 @@ class ThreadPool(thread.TaskPool):
         return applied
 
     def terminate_job(self, *_: Any) -> None:
-        """Interrupt all handlers: Celery does not know which thread runs which message."""
-        stop_all_calls()
+        """Do nothing: Celery cannot say which thread it means. When the worker stops, `on_stop` interrupts them all."""
 
     def on_stop(self) -> None:
         if not state.should_terminate:

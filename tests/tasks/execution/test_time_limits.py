@@ -40,11 +40,6 @@ def alarms() -> Iterator[None]:
 fired: list[int] = []
 
 
-def after(seconds: float, result: str) -> str:
-    time.sleep(seconds)
-    return result
-
-
 def record(number: int, _frame: Any) -> None:
     fired.append(number)
 
@@ -137,6 +132,11 @@ def sleep_for_ever() -> None:
     raise AssertionError("it was not interrupted")
 
 
+def sleep_and_say(seconds: float, said: str) -> str:
+    time.sleep(seconds)
+    return said
+
+
 def test_a_handler_that_takes_too_long_is_interrupted_in_a_thread_and_no_alarm_is_set() -> None:
     def limited() -> float:
         with pytest.raises(SoftTimeLimit, match=r"0\.05 s") as found:
@@ -150,7 +150,7 @@ def test_a_handler_that_takes_too_long_is_interrupted_in_a_thread_and_no_alarm_i
 def test_two_threads_are_interrupted_at_their_own_limits() -> None:
     def limited(seconds: float) -> str:
         try:
-            return call_within(seconds, lambda: after(0.3, "done"))
+            return str(call_within(seconds, sleep_and_say, 0.3, "done"))
         except SoftTimeLimit:
             return "interrupted"
 
@@ -201,7 +201,7 @@ def test_an_exception_that_is_sent_after_its_call_has_ended_strikes_no_other_cal
             interrupt = limit.interrupter_of_next_call()
             assert limit.call(lambda: "first") == "first"
             interrupt(OnPurpose())
-            return limit.call(lambda: after(SOON, "second"))
+            return str(limit.call(sleep_and_say, SOON, "second"))
 
     assert in_a_thread(calls) == "second"
 
