@@ -2,7 +2,8 @@
 
 Real programs run on temporary servers: one worker with two processes, one for the ticks, and beat. The drain rate
 counts from the first claim of the backlog to its last success, by the ledger's history. Before each outage the same
-worker drains a backlog without one, so that both rates belong to the same minute of a shared machine.
+worker drains a backlog without one, so that both rates belong to the same minute of a shared machine. While other
+programs compete for the machine, the CPU time of a task tells more than the rate.
 
 PostgreSQL is stopped in the middle of the work. The messages of the broker are deleted (FLUSHALL) while both processes
 are held at a gate, so that none of them has a message left.
@@ -15,12 +16,14 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psutil
 import redis
 from sqlalchemy import Engine
 
@@ -29,7 +32,8 @@ from bench.peers.effect import PROCESSES, SINK
 from bench.peers.programs import PATIENCE_SECONDS, MeasurementFailed, Place, answer
 from bench.recovery_handlers import LOST_BATCH
 from bench.scratch import postgres_stopped, scratch_servers
-from child_process import ChildProcess, await_ready, end_all
+from child_process import ChildProcess, OwnProcess, await_ready, end_all
+from embedded.home import Home
 from embedded.temporary_servers import environment
 from models.engine import make_engine
 from models.sql import sql
@@ -60,6 +64,7 @@ class Drain:
     undisturbed: float  # tasks per second
     per_second: float
     first_claim_seconds: float  # from the end of the outage
+    cpu: float  # of workers and PostgreSQL for one task, as a multiple of the undisturbed; other programs do not count
     charged: int  # tasks that lost an attempt
 
     @property
@@ -114,10 +119,12 @@ def measure(*, count: int, outage_seconds: float, rounds: int, say: Say) -> Foun
             wanted = (system.settings.ingest_wakeup_grace_ms + system.settings.ingest_reclaim_interval_ms) / 1000
             say(f"{outage}: a backlog of {count:,} without an outage …")
             system.drain(WARM_UP, _open)
-            undisturbed, _ = system.drain(count, _open)
+            before = system.drain(count, _open)
             say(f"{outage}: a backlog of {count:,} …")
-            rate, seconds = system.drain(count, lambda backlog, breaks=breaks: breaks(backlog, outage_seconds))  # type: ignore[misc]
-            drains.append(Drain(outage, undisturbed, rate, seconds, system.verify()))
+            after = system.drain(count, partial(breaks, seconds=outage_seconds))
+            cpu = after.cpu_seconds / before.cpu_seconds
+            wait = after.first_claim_seconds
+            drains.append(Drain(outage, before.per_second, after.per_second, wait, cpu, system.verify()))
     say("killed children …")
     with _system(SHORT) as system:
         child = percentiles([wait for _ in range(rounds) for wait in system.lose_child()], CHILD_SECONDS)
@@ -131,6 +138,15 @@ def measure(*, count: int, outage_seconds: float, rounds: int, say: Say) -> Foun
 def percentiles(waits: Sequence[float], wanted: float) -> Loss:
     times = sorted(waits)
     return Loss(len(times), times[len(times) // 2], times[int(len(times) * 0.99)], wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The rate from the first claim on, when that came, and the CPU time of one task."""
+
+    per_second: float
+    first_claim_seconds: float
+    cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +184,8 @@ def _without_postgres(backlog: Backlog, seconds: float) -> datetime:
     return datetime.now(UTC)
 
 
-def _without_messages(backlog: Backlog, _seconds: float) -> datetime:
+def _without_messages(backlog: Backlog, seconds: float) -> datetime:
+    del seconds  # the messages are gone at once
     flushed_at = datetime.now(UTC)
     _flush(backlog)
     backlog.open_gate()
@@ -212,18 +229,20 @@ class _System:
     def stop(self) -> None:
         end_all(self.running)
 
-    def drain(self, count: int, breaks: Break) -> tuple[float, float]:
-        """Drain a backlog. Return its rate from the first claim, and the seconds until that since the outage."""
+    def drain(self, count: int, breaks: Break) -> Drained:
+        """Drain a backlog that an outage interrupts or delays."""
         gate = f"gate-{next(self._names)}"
         answer(self.place, "ours", "hold", gate)
         self._await_files(f"{gate}-*", PROCESSES)
         answer(self.place, "ours", "submit", count, TYPE, self.submitted)
         self.submitted += count
         since = breaks(Backlog(self, gate, count))
+        cpu_before = self._cpu_seconds()
         await_effects(self.engine, self.place, self.running, self.submitted, time.monotonic())
+        cpu = self._cpu_seconds() - cpu_before
         with self.engine.connect() as connection:
             first, last, done = connection.execute(DRAINED, {"type": TYPE, "since": since}).one()
-        return done / (last - first).total_seconds(), (first - since).total_seconds()
+        return Drained(done / (last - first).total_seconds(), (first - since).total_seconds(), cpu / done)
 
     def verify(self) -> int:
         """Raise MeasurementFailed unless every task had exactly one effect. Return how many were charged."""
@@ -266,6 +285,17 @@ class _System:
     def _restarts(self, name: str, killed_at: float) -> list[float]:
         files = self._await_files(f"{name}-started-*", LOST_BATCH)
         return [float(file.read_text()) - killed_at for file in files]
+
+    def _cpu_seconds(self) -> float:
+        """Return the CPU time so far of all processes of the workers, of beat and of PostgreSQL."""
+        postgres = OwnProcess.read(Home(self.settings.celeriac_home).pid_file("postgres"))
+        assert postgres is not None
+        total = 0.0
+        for pid in (postgres.pid, *(program.pid for program in self.running)):
+            for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    total += sum(process.cpu_times()[:2])
+        return total
 
     def _start_worker(self) -> None:
         number = next(self._names)

@@ -167,13 +167,14 @@ def recovery(
         print_json({"found": found, "goals": goals})
         return
     print_table(
-        (f"backlog of {count:,}", "undisturbed, tasks/s", "after it, tasks/s", "ratio", "first claim"),
+        (f"backlog of {count:,}", "undisturbed, tasks/s", "after it, tasks/s", "ratio", "CPU per task", "first claim"),
         [
             (
                 drain.outage,
                 f"{drain.undisturbed:,.0f}",
                 f"{drain.per_second:,.0f}",
                 f"{drain.ratio:.0%}",
+                f"{drain.cpu:.2f}×",
                 f"after {drain.first_claim_seconds:.1f} s",
             )
             for drain in found.drains

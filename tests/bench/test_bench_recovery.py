@@ -20,8 +20,8 @@ FOUND = Found(
     claim_wanted_seconds=15,
     lease_seconds=3,
     drains=[
-        Drain("PostgreSQL unreachable", 1000, 800, first_claim_seconds=15, charged=0),
-        Drain("FLUSHALL", 1000, 799, first_claim_seconds=15.1, charged=1),
+        Drain("PostgreSQL unreachable", 1000, 800, first_claim_seconds=15, cpu=1.1, charged=0),
+        Drain("FLUSHALL", 1000, 799, first_claim_seconds=15.1, cpu=1.2, charged=1),
     ],
     child=Loss(100, 0.5, 1.0, wanted_seconds=1),
     worker=Loss(100, 4.0, 7.1, wanted_seconds=7),
