@@ -3,9 +3,11 @@
 An outage of PostgreSQL costs time and never work (docs/protocol.md, Outages). A worker that has something to claim, to
 settle or to renew calls `wait_for_ledger` with it. While PostgreSQL does not answer, the call is repeated with growing
 pauses, without end unless the caller gives a limit. The call may have taken effect although its answer was lost, so it
-must be safe to repeat: our statements name a token, and a second call finds nothing left to do.
+must be safe to repeat: settling names a token and finds nothing left to do, a repeated claim first releases the one
+before it, and a second wake-up is harmless.
 
-`asks_to_repeat` and `is_outage` are the only two questions that the execution path asks about a database error.
+Outside a handler's transaction, `asks_to_repeat` and `is_outage` are the only questions that are asked about a database
+error. Inside one, `execution/decision.py` looks at the state of the connection.
 """
 
 from __future__ import annotations

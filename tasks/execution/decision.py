@@ -1,10 +1,11 @@
-"""What becomes of a task. Every such decision is a row of the table below, and is made here and nowhere else.
+"""What becomes of a task that ran. Every such decision is a row of the table below, and is made here and nowhere else.
 
     what happened                                      outcome                                                 attempt
     the handler returned                               Succeeded, or Retry `bad_result`                        no/yes
     a signal stops the worker                          Released                                                no
     the connection was lost in a shared transaction    Isolated: each task runs alone next time                no
     the connection was lost, the task was alone        Released; the third time in a row Retry `ledger_lost`   no/yes
+    the connection was lost while `Finish` was written REPEAT the transaction: the handler has finished        no
     the database asks for a repetition                 REPEAT the transaction, then Snoozed for a second       no
     the handler ended its transaction                  Dead `transaction_misused`                              yes
     the payload cannot be read                         Dead `bad_payload`                                      yes
@@ -19,9 +20,10 @@
 
 "Attempt" says whether it counts as one. The first row that applies decides. Retry becomes Dead with the last attempt.
 In a shared transaction everything is rolled back first; the outcome then belongs to the task that caused it, and all
-others run again one by one (`run.py`). Two events are not in the table because they are not outcomes: while the ledger
-is unreachable, the process waits for it (`models/ledger_outage.py`); for a task that another worker has taken over, it
-writes nothing but an audit (`settle.py`).
+others run again one by one (`run.py`). Tasks that did not get to run are released there, too. Two events are not in the
+table because they are not outcomes: while the ledger is unreachable, the process waits for it
+(`models/ledger_outage.py`); for a task that another worker has taken over, it writes nothing but an audit
+(`settle.py`).
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ class Situation:
     is_alone: bool = True  # the only task of its transaction, or outside any
     transaction: TransactionState | None = None  # after the error; None outside a transaction
     repetitions: int = 0  # of this transaction so far
+    is_finish: bool = False  # the transaction of `Finish`, after a handler that ran outside
     losses: int = 0  # how often in a row a task that runs alone has lost its connection before
 
 
@@ -106,7 +109,9 @@ def _failure(error: BaseException, code: ErrorCode = ErrorCode.HANDLER_ERROR) ->
     return Failure.of(error, code)
 
 
-def _decide_lost_connection(error: BaseException, now: Situation) -> Outcome:
+def _decide_lost_connection(error: BaseException, now: Situation) -> Outcome | Repeat:
+    if now.is_finish and now.repetitions < REPETITIONS:
+        return REPEAT
     if not now.is_alone:
         return Isolated(f"{CONNECTION_LOST} while its batch ran")
     if now.losses >= LOSSES_BEFORE_CHARGE:

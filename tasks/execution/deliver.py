@@ -4,8 +4,9 @@
 
 The message may be a duplicate, late, or made by hand: the claim decides what runs. Celery acknowledges the message when
 `ingest` returns or raises an error; at that point each task that was claimed is settled or released. If this process
-dies before, the broker delivers the message again, and reclaim releases the tasks that were claimed. If an error ends
-`ingest` early, ids that were not claimed yet wait until `recovery/lost_wakeups.py` wakes them.
+dies before, the broker delivers the message again, and reclaim settles the tasks that were claimed: one that was alone
+has failed, several will each run alone. If an error ends `ingest` early, ids that were not claimed yet wait until
+`recovery/lost_wakeups.py` wakes them.
 
 While the ledger is unreachable, the message is kept and the process waits. Each process holds one message, so a worker
 whose processes all wait takes no more messages from the broker.

@@ -9,7 +9,7 @@ ended, and kills the process. A worker whose handlers run in threads ends more g
 the other handlers get some time (`tasks/pools.py`).
 
 Every second it checks the tasks that run outside a transaction: if an operator discarded such a task or another worker
-took it over, it interrupts the handler with `LeaseLost`, which can clean up in a `finally`.
+took it over, it raises `LeaseLost` in the handler, which can clean up in a `finally`.
 """
 
 from __future__ import annotations

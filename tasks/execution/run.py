@@ -2,22 +2,23 @@
 
     together    one transaction: the effects of every handler, and SUCCEEDED for every task
     one by one  if any task does not succeed: the transaction is rolled back, the task that caused it is settled, and
-                each of the others runs in a transaction of its own
+                each of the others runs in a transaction of its own. If it is unknown which task caused it, all of them
+                run again; after a lost connection none does, and each runs alone next time
     outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
                 `Finish` is written in the transaction that settles it
 
 So a bad task costs the others of its batch a second run and no attempt, and its own writes are rolled back. Settling
 must return exactly the tasks that ran. If one is missing, another worker has taken it over or an operator has discarded
-it: everything is rolled back, and each task runs alone.
+it: everything is rolled back, and the tasks run one by one.
 
 A lost connection in the middle of a COMMIT does not tell whether the COMMIT took effect. The tasks are settled as
-released or isolated, under the same token. If the COMMIT did take effect, they are SUCCEEDED without a token, and this
-changes nothing.
+released or isolated, under the same token. If the COMMIT did take effect, the rows no longer have the token, and this
+second settling finds nothing to change.
 
 Tasks of one partition key run in their order; when one does not succeed, those behind it are released. After a second,
 and in any case after half a lease, no further task is started, and the rest is released (docs/protocol.md, Heartbeat).
-When `run` returns or raises, every task of the claim is settled or released. The exception is a worker that has to stop
-while the ledger is unreachable: it leaves its tasks to reclaim.
+When `run` returns or raises, every task of the claim is settled or released. The exception is a stop or an error while
+the ledger is unreachable for more than three seconds: the tasks are left to reclaim.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sqlalchemy.orm import Session
 from failpoint import failpoint
 from models.errors import CeleriacError
 from tasks.core.lease import WatchedTask
-from tasks.core.outcomes import SENTENCE_LIMIT, Failure, Finish, Isolated, Outcome, Released, Snoozed, Succeeded
+from tasks.core.outcomes import DONE, SENTENCE_LIMIT, Failure, Finish, Isolated, Outcome, Released, Snoozed, Succeeded
 from tasks.core.registry import Handler
 from tasks.core.steps import Steps
 from tasks.core.task import Task
@@ -76,10 +77,12 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
     the others one by one.
     """
     repetitions = 0
+    commit_is_unknown = False
     while isinstance(broken := _attempt(claim, tasks, handler, repetitions), RolledBack):
         if not isinstance(broken.outcome, Repeat):
             break
         repetitions += 1
+        commit_is_unknown |= broken.connection_was_lost
         claim.restore(tasks)
         claim.restart_clock()
     if broken is None:
@@ -87,11 +90,15 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
     assert not isinstance(broken.outcome, Repeat)
     is_alone = len(tasks) == 1
     if broken.outcome is None and is_alone:
-        give_up(claim, tasks[0])
+        if commit_is_unknown:  # most likely it took effect, and SUCCEEDED no longer has our token
+            claim.mark_settled({tasks[0]: DONE}, {})
+        else:
+            give_up(claim, tasks[0])
     elif isinstance(broken.outcome, Isolated):
         settle(claim, dict.fromkeys(tasks, broken.outcome))
     elif broken.outcome and broken.culprit and (is_alone or not claim.has_predecessor(broken.culprit)):
-        settle(claim, {broken.culprit: broken.outcome})  # with a predecessor, it has seen effects that were rolled back
+        # A culprit behind another task of its partition key runs again instead: what it saw was rolled back.
+        settle(claim, {broken.culprit: broken.outcome})
     elif claim.half_a_lease_is_over:
         claim.not_started = ALONE_NEXT_TIME  # otherwise the same tasks would come together again, for ever
     if not is_alone and claim.unsettled:
@@ -102,11 +109,11 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
 def run_outside(claim: Claim, task: Task) -> None:
     """Run a task outside a transaction. No connection is held while its handler runs."""
     claim.running = [task]
+    with_steps = replace(task, steps=Steps(claim.bind, task.id, claim.lease))  # a copy: another key in `claim.seconds`
     claim.lease.watched = WatchedTask(task.id, claim.soft_limit.interrupter_of_next_call())
     now = Situation(claim.handler)
     outcome: Any
     try:
-        with_steps = replace(task, steps=Steps(claim.bind, task.id, claim.lease))  # another key in `claim.seconds`
         (result,) = call_handler(claim, claim.handler, [with_steps])
         outcome = result if isinstance(result, Finish) else decide_result(result, now)
     except BaseException as error:
@@ -128,6 +135,7 @@ class RolledBack(NamedTuple):
 
     outcome: Outcome | Repeat | None = None
     culprit: Task | None = None  # None: it is unknown which of several tasks caused it
+    connection_was_lost: bool = False  # so a COMMIT may have taken effect
 
 
 def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions: int) -> RolledBack | None:
@@ -145,8 +153,9 @@ def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions:
             state, losses = db.state, 0
             if state is TransactionState.LOST and is_alone:
                 losses = claim.count_losses(tasks[0], CONNECTION_LOST)
-            outcome = decide(error, Situation(handler, is_alone, state, repetitions, losses))
-            return RolledBack(outcome, group[0] if len(group) == 1 else None)
+            is_finish = not claim.handler.transactional
+            outcome = decide(error, Situation(handler, is_alone, state, repetitions, is_finish, losses))
+            return RolledBack(outcome, group[0] if len(group) == 1 else None, state is TransactionState.LOST)
 
         for group in [tasks] if handler.many else [[task] for task in tasks]:
             if ran and claim.is_out_of_time:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 import metrics
@@ -63,21 +63,24 @@ def settle(claim: Claim, outcomes: Outcomes, *, seconds: float = math.inf) -> No
     if not outcomes:
         return
     claim.decided.update(outcomes)
-    tries = 0
+    answer_was_lost = False
 
     def write() -> Outcomes:
-        nonlocal tries
-        tries += 1
-        with Session(claim.bind) as db:
-            settled = settle_in(db, claim, outcomes)
-            if tries == 1:  # later, a missing task may have been settled by our own commit whose answer was lost
-                for task, code in _refused(outcomes, settled).items():
-                    audit(db, [task.id], code, token=claim.token)
-            db.commit()
+        nonlocal answer_was_lost
+        try:
+            with Session(claim.bind) as db:
+                settled = settle_in(db, claim, outcomes)
+                if not answer_was_lost:  # otherwise our own commit may have settled what is missing now
+                    for task, code in _refused(outcomes, settled).items():
+                        audit(db, [task.id], code, token=claim.token)
+                db.commit()
+        except DBAPIError as error:
+            answer_was_lost |= error.connection_invalidated
+            raise
         return settled
 
     settled = wait_for_ledger(write, seconds=seconds)
-    if tries == 1:
+    if not answer_was_lost:
         count("lease_lost", len(_refused(outcomes, settled)))
         claim.mark_settled(outcomes, settled)
         return
@@ -95,9 +98,13 @@ def settle_in(db: Db, claim: Claim, outcomes: Outcomes, *, in_batch: bool = Fals
 
 def give_up(claim: Claim, task: Task) -> None:
     """Record that the task ran here although another worker has taken it over. Its effects were rolled back."""
-    with Session(claim.bind) as db:
-        audit(db, [task.id], "late_success", token=claim.token, is_last=len(claim.unsettled) == 1)
-        db.commit()
+
+    def write() -> None:
+        with Session(claim.bind) as db:
+            audit(db, [task.id], "late_success", token=claim.token, is_last=len(claim.unsettled) == 1)
+            db.commit()
+
+    wait_for_ledger(write)
     claim.mark_settled({task: Released("")}, {})
     count("lease_lost", 1)
 

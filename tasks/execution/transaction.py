@@ -3,10 +3,10 @@
 A handler may do anything in it except end it: `commit`, `rollback` and `close` would separate the effect from the
 SUCCEEDED that belongs to it, and are refused. Savepoints (`begin_nested`) are the handler's own.
 
-A handler could also send COMMIT as text. The database refuses that: the transaction begins with a cursor that a COMMIT
-would have to read to its end, and that cannot be read (`settle_statements.BEGIN_BATCH`). Settling closes the cursor. So
-a transaction that was not settled is never committed. If settling finds no cursor, the handler has rolled back its
-transaction and begun another one.
+A handler could also send COMMIT as text. The database refuses that: the transaction begins with a cursor WITH HOLD
+whose query fails when it is read, and a COMMIT has to read such a cursor to its end (`settle_statements.BEGIN_BATCH`).
+Settling closes the cursor. So a transaction that was not settled is never committed. If settling finds no cursor, the
+handler has rolled back its transaction and begun another one.
 """
 
 from __future__ import annotations

@@ -75,6 +75,13 @@ CASES: list[tuple[str, BaseException, Situation, str]] = [
     ("the connection was lost", KeyError(), situation(transaction=LOST, losses=1), "Released"),
     ("the connection was lost", KeyError(), situation(transaction=LOST, losses=2), "Retry ledger_lost"),
     ("the connection was lost", LedgerLost(), situation(transaction=LOST, is_alone=False, losses=9), "Isolated"),
+    ("the connection was lost", LedgerLost(), situation(transaction=LOST, is_finish=True, losses=2), "Repeat"),
+    (
+        "the connection was lost",
+        LedgerLost(),
+        situation(transaction=LOST, is_finish=True, repetitions=REPETITIONS),
+        "Released",
+    ),
     ("the database asks for a repetition", database_error("40001"), situation(transaction=FAILED), "Repeat"),
     ("the database asks for a repetition", database_error("40P01"), situation(transaction=FAILED), "Repeat"),
     ("the database asks for a repetition", database_error("26000"), situation(transaction=FAILED), "Repeat"),

@@ -16,6 +16,7 @@ import settings
 from models import ledger_outage
 from models.engine import engine, make_engine
 from models.sql import sql
+from tasks import Finish
 from tasks.core.task import Task
 from tasks.execution.deliver import ingest
 from tasks.execution.stopping import WorkerStops
@@ -38,7 +39,7 @@ from tests.tasks.deliveries import (
 )
 from tests.tasks.ledger_line import Line
 from tests.tasks.lost_workers import later
-from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeups
+from tests.tasks.work import OnPurpose, effects, insert, rows, task, transitions, wakeups
 
 Script = Callable[[Task, Any], Any]
 
@@ -237,6 +238,31 @@ def test_a_claim_whose_answer_was_lost_is_released_and_claimed_again_when_the_le
     assert len(outage) == 5, "the ledger stayed unreachable after the answer was lost"
     assert (set(rows()), leases()) == ({("SUCCEEDED", 0)}, 0)
     assert [to for _, to in transitions(ids[0])] == ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "SUCCEEDED"]
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_finish_that_loses_its_connection_is_written_again_and_its_handler_does_not_run_again(
+    arrives: bool, line: Line, through_the_line: Engine
+) -> None:
+    called: list[str] = []
+
+    def write(each: Task, db: Session) -> None:
+        insert(each, db)
+        called.append("write")
+        if called.count("write") == 1:
+            line.cut_at("COMMIT", but_it_arrives=arrives)
+
+    def work(each: Task) -> Finish:
+        called.append("handler")
+        return Finish(lambda db: write(each, db), "done")
+
+    with handled("test.elsewhere", work, transactional=False, max_attempts=1):
+        (id_,) = submitted(1, "test.elsewhere")
+        ingest(through_the_line, [id_])
+    assert called == ["handler", "write", "write"]
+    assert rows("status, attempt_count, result") == [("SUCCEEDED", 0, "done")]
+    assert (effects(), leases(), audits()) == ({id_: 1}, 0, [])
 
 
 def test_steps_wait_for_an_unreachable_ledger(line: Line, through_the_line: Engine, outage: list[str]) -> None:
