@@ -269,7 +269,7 @@ def test_a_replica_cannot_store_receipts(stack: ServersOfTests) -> None:
 
 
 @pytest.mark.parametrize(("broker", "reported"), [("amqp://127.0.0.1:1//", ["ok"]), ("redis://127.0.0.1:1/0", [])])
-def test_a_handler_that_outlives_rabbitmqs_patience_is_mentioned_and_is_no_problem(
+def test_a_handler_that_outlives_the_consumer_timeout_is_mentioned_and_is_no_problem(
     broker: str, reported: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKER_URL", broker)

@@ -67,11 +67,11 @@ class LongWorker:
         return Counter(RECEIVED.findall(self.program.output()))
 
 
-@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.guarantee)])
+@pytest.fixture(params=["redis", pytest.param("amqp", marks=[pytest.mark.guarantee, pytest.mark.slow])])
 def worker(request: pytest.FixtureRequest, servers: settings.Settings, tmp_path: Path) -> Iterator[LongWorker]:
     node: rabbitmq.OwnRabbit | None = None
     url = servers.broker_url
-    if request.param == "rabbitmq":
+    if request.param == "amqp":
         server = rabbitmq.find_server()
         if server is None:
             pytest.skip(rabbitmq.MISSING)
