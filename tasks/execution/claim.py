@@ -114,12 +114,13 @@ class Claim:
         for task in tasks:
             task.payload, task.context = contents.get(task.id, (task.payload, task.context))
 
-    def count_losses(self, task: Task, message: str) -> int:
-        """Return how often in a row this task was released with this message before."""
+    def count_losses(self, tasks: Sequence[Task], message: str) -> int:
+        """Return how often in a row one of these tasks was released with this message, up to now."""
 
         def read() -> int:
             with autocommit(self.bind) as connection:
-                return int(connection.execute(LOSSES, {"id": task.id, "message": message}).scalar_one())
+                values = {"ids": array_of_ids(task.id for task in tasks), "message": message}
+                return int(connection.execute(LOSSES, values).scalar_one())
 
         return wait_for_ledger(read)
 

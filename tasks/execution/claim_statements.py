@@ -52,14 +52,15 @@ RUNNING: Final = sql(f"""
       AND lease_token = ANY(CAST(:tokens AS uuid[])) AND status = 'RUNNING'
     ORDER BY id
 """)
-# losses: how many of the latest runs of a task, counted back from the last one, ended with this message. The caller
-# gives the message of a release after a lost connection; any other end of a run stops the count.
+# losses: how many of the latest runs of a task, counted back from the last one, ended with this message; the largest
+# number among these tasks. Any other end of a run stops the count.
 LOSSES: Final = sql("""
-    SELECT count(*) FROM (
-        SELECT bool_and(message = :message) OVER (ORDER BY id DESC) AS was_lost
-        FROM (SELECT id, coalesce(message, '') AS message FROM ledger.ingest_task_transition
-              WHERE task_id = :id AND from_status = 'RUNNING' ORDER BY id DESC LIMIT 10) AS ended) AS run
-    WHERE was_lost
+    SELECT coalesce(max(losses), 0) FROM unnest(CAST(:ids AS uuid[])) AS given(id) CROSS JOIN LATERAL (
+        SELECT count(*) AS losses FROM (
+            SELECT bool_and(message = :message) OVER (ORDER BY id DESC) AS was_lost
+            FROM (SELECT id, coalesce(message, '') AS message FROM ledger.ingest_task_transition
+                  WHERE task_id = given.id AND from_status = 'RUNNING' ORDER BY id DESC LIMIT 10) AS ended) AS run
+        WHERE was_lost) AS of_task
 """)
 
 

@@ -3,7 +3,7 @@
     what happened                                      outcome                                                 attempt
     the handler returned                               Succeeded, or Retry `bad_result`                        no/yes
     a signal stops the worker                          Released                                                no
-    the connection was lost in a shared transaction    Isolated: each task runs alone next time                no
+    the connection was lost in a shared transaction    Released; the second time in a row Isolated             no
     the connection was lost, the task was alone        Released; the third time in a row Retry `ledger_lost`   no/yes
     the connection was lost while `Finish` was written REPEAT the transaction: the handler has finished        no
     the database asks for a repetition                 REPEAT the transaction, then Snoozed for a second       no
@@ -67,6 +67,7 @@ from tasks.execution.transaction import TransactionMisused, TransactionState
 
 LOSSES_BEFORE_CHARGE: Final = 2  # a handler that crashes its PostgreSQL backend must not run again for ever
 CONNECTION_LOST: Final = "the connection to PostgreSQL was lost"
+CONNECTION_LOST_BY_BATCH: Final = f"{CONNECTION_LOST} while its batch ran"
 LOST_TOO_OFTEN: Final = "The connection to PostgreSQL was lost three times in a row while this task ran alone."
 REPEATED_TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
 
@@ -94,7 +95,7 @@ class Situation:
     transaction: TransactionState | None = None  # after the error; None outside a transaction
     repetitions: int = 0  # of this transaction so far
     is_finish: bool = False  # the transaction of `Finish`, after a handler that ran outside
-    losses: int = 0  # how often in a row a task that runs alone has lost its connection before
+    losses: int = 0  # how often in a row it has lost its connection before, in the same company: alone, or with others
 
 
 class Row(NamedTuple):
@@ -113,7 +114,7 @@ def _decide_lost_connection(error: BaseException, now: Situation) -> Outcome | R
     if now.is_finish and now.repetitions < REPETITIONS:
         return REPEAT
     if not now.is_alone:
-        return Isolated(f"{CONNECTION_LOST} while its batch ran")
+        return Isolated(CONNECTION_LOST_BY_BATCH) if now.losses else Released(CONNECTION_LOST_BY_BATCH)
     if now.losses >= LOSSES_BEFORE_CHARGE:
         return Retry(Failure(ErrorCode.LEDGER_LOST, LOST_TOO_OFTEN, _failure(error).trace))
     return Released(CONNECTION_LOST)

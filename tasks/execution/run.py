@@ -3,7 +3,7 @@
     together    one transaction: the effects of every handler, and SUCCEEDED for every task
     one by one  if any task does not succeed: the transaction is rolled back, the task that caused it is settled, and
                 each of the others runs in a transaction of its own. If it is unknown which task caused it, all of them
-                run again; after a lost connection none does, and each runs alone next time
+                run again. After a lost connection all of them are released
     outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
                 `Finish` is written in the transaction that settles it
 
@@ -41,7 +41,7 @@ from tasks.core.steps import Steps
 from tasks.core.task import Task
 from tasks.execution.call_handler import call_handler
 from tasks.execution.claim import ALONE_NEXT_TIME, NOT_STARTED, Claim
-from tasks.execution.decision import CONNECTION_LOST, Repeat, Situation, decide, decide_result
+from tasks.execution.decision import CONNECTION_LOST, CONNECTION_LOST_BY_BATCH, Repeat, Situation, decide, decide_result
 from tasks.execution.heartbeat import heartbeat
 from tasks.execution.settle import STOP_SECONDS, give_up, settle, settle_in
 from tasks.execution.stopping import what_stops
@@ -94,7 +94,7 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
             claim.mark_settled({tasks[0]: DONE}, {})
         else:
             give_up(claim, tasks[0])
-    elif isinstance(broken.outcome, Isolated):
+    elif broken.outcome and broken.connection_was_lost:
         settle(claim, dict.fromkeys(tasks, broken.outcome))
     elif broken.outcome and broken.culprit and (is_alone or not claim.has_predecessor(broken.culprit)):
         # A culprit behind another task of its partition key runs again instead: what it saw was rolled back.
@@ -151,8 +151,8 @@ def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions:
             if stopped := what_stops(error):
                 raise stopped from None
             state, losses = db.state, 0
-            if state is TransactionState.LOST and is_alone:
-                losses = claim.count_losses(tasks[0], CONNECTION_LOST)
+            if state is TransactionState.LOST:
+                losses = claim.count_losses(tasks, CONNECTION_LOST if is_alone else CONNECTION_LOST_BY_BATCH)
             is_finish = not claim.handler.transactional
             outcome = decide(error, Situation(handler, is_alone, state, repetitions, is_finish, losses))
             return RolledBack(outcome, group[0] if len(group) == 1 else None, state is TransactionState.LOST)

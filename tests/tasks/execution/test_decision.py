@@ -74,7 +74,8 @@ CASES: list[tuple[str, BaseException, Situation, str]] = [
     ("the connection was lost", LedgerLost(), situation(transaction=LOST), "Released"),
     ("the connection was lost", KeyError(), situation(transaction=LOST, losses=1), "Released"),
     ("the connection was lost", KeyError(), situation(transaction=LOST, losses=2), "Retry ledger_lost"),
-    ("the connection was lost", LedgerLost(), situation(transaction=LOST, is_alone=False, losses=9), "Isolated"),
+    ("the connection was lost", LedgerLost(), situation(transaction=LOST, is_alone=False), "Released"),
+    ("the connection was lost", LedgerLost(), situation(transaction=LOST, is_alone=False, losses=1), "Isolated"),
     ("the connection was lost", LedgerLost(), situation(transaction=LOST, is_finish=True, losses=2), "Repeat"),
     (
         "the connection was lost",

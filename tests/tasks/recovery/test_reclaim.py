@@ -70,7 +70,7 @@ def test_a_task_that_loses_its_worker_in_its_last_attempt_is_dead(ledger: Server
     claimed([id_])
     later(ledger, LEASE + 1)
     reclaimed()
-    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "timeout")]
+    assert rows("status, attempt_count, error_code") == [("DEAD", 1, "worker_lost")]
 
 
 def test_a_lease_that_cannot_be_reclaimed_does_not_delay_the_others(
