@@ -156,6 +156,8 @@ class Heartbeat:
                     self.watch()
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + pause
+                    if not self._held:  # then `beat` asks the ledger nothing, and must not count as its answer
+                        continue
                     wait_for_ledger(self.beat, pause=self._pause_unless_closed)
             except (DBAPIError, CeleriacError) as error:
                 if not is_outage(error):  # `watch` does not wait for the ledger: it runs again in a second

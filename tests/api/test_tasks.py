@@ -287,7 +287,7 @@ def test_a_message_repeats_neither_a_long_input_nor_the_insides_of_python(caller
         assert len(message) <= 1010
         for internal in ("instance of", "sys.", "dictionary", "Submission", "TaskEnvelope", "pydantic", "Value error"):
             assert internal not in message
-    assert "There is no handler for 'xxx" in caller.post("/api/tasks", json={"type": long}).json()["error"]["message"]
+    assert "There is no type 'xxx" in caller.post("/api/tasks", json={"type": long}).json()["error"]["message"]
 
 
 # visibility

@@ -107,5 +107,5 @@ def test_a_handler_that_outlives_the_patience_of_its_broker_runs_once_and_so_do_
     assert set(rows("status, attempt_count")) == {("SUCCEEDED", 0)}
     with engine().begin() as connection:
         found = connection.execute(sql("SELECT task_id, count(*) FROM public.pool_effect GROUP BY task_id"))
-        assert dict(found.tuples()) == dict.fromkeys([long, *behind, later], 1)
+        assert dict(found.all()) == dict.fromkeys([long, *behind, later], 1)
     assert (worker.program.popen.poll(), worker.program.popen.pid) == (None, pid)

@@ -135,7 +135,10 @@ def test_a_worker_registers_when_it_starts_and_is_forgotten_when_it_stops(
         (registered,) = found()
         assert registered.queues == ["ingest", "slow"]
         assert {"workflow.execute", "chaos.effect"} <= set(registered.types)
-        (effect,) = (row for row in table("task_type") if row["type"] == "chaos.effect")
+        with engine().connect() as connection:
+            effect = (
+                connection.execute(sql("SELECT * FROM ledger.task_type WHERE type = 'chaos.effect'")).mappings().one()
+            )
         assert (effect["queue"], effect["max_attempts"], effect["batch"], effect["priority"]) == ("ingest", 4, 10, 5)
         assert {row["queue"]: row["max_attempts"] for row in table("task_queue")}["slow"] == 4
         worker.popen.terminate()

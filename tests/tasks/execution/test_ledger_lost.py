@@ -1,4 +1,4 @@
-"""A lost connection to the ledger runs no committed task again: the lease token tells what was committed."""
+"""A lost connection to the ledger costs no attempt and runs no committed task again: the lease token decides."""
 
 from __future__ import annotations
 
@@ -167,6 +167,7 @@ def test_a_commit_that_never_arrived_leaves_no_effect(count: int, line: Line, th
     assert (effects(), leases(), audits()) == ({}, 0, [])
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_task_that_loses_the_connection_does_not_keep_its_batch_from_running() -> None:
     ids = inserting({0: raising(OnPurpose()), 2: once(noticed)}, 5)
     delivered(ids)
@@ -208,8 +209,7 @@ def test_work_that_is_finished_while_the_ledger_is_unreachable_is_kept_until_it_
     def inside(each: Task, _db: Session) -> str:
         return outside(each)
 
-    function: Any = inside if transactional else outside
-    with handled("test.elsewhere", function, transactional=transactional, max_attempts=1):
+    with handled("test.elsewhere", inside if transactional else outside, transactional=transactional, max_attempts=1):
         ids = submitted(count, "test.elsewhere", lambda n: n)
         ingest(through_the_line, ids)
         assert len(outage) == 5

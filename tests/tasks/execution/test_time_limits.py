@@ -171,7 +171,9 @@ def test_an_exception_sent_at_any_moment_of_a_call_in_a_thread_strikes_that_call
 
     def calls() -> None:
         with soft_limit(NEVER) as limit:
-            for size in range(3000):
+            for size in range(100_000):
+                if size >= 3000 and "interrupted" in outcomes:
+                    break  # on a busy machine the other thread may not have had its turn before
                 next_interrupter[:] = [limit.interrupter_of_next_call()]
                 try:
                     limit.call(sum, range(size % 300))
