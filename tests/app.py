@@ -5,6 +5,18 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import kombu.pools
+
+from outbox.after_commit_publisher import after_commit_publisher
+
+
+def close_broker_connections() -> None:
+    """Close the pools of kombu, and forget the publishing thread, which may wait for one of their connections."""
+    kombu.pools.reset()
+    if made := after_commit_publisher.made:
+        made.close()
+        after_commit_publisher.made = None
+
 
 def point_app_at(broker_url: str) -> None:
     """Make the application use this broker, also if an earlier test has used another one or closed its pools.

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kombu.pools
 import pytest
 
 import failpoint
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks.core import batch_size
+from tests.app import close_broker_connections
 from tests.nodes.containers import LocalTestWorker, RabbitNode, RedisNode, WorkerNode
 from tests.nodes.shared import SharedNodes, SharedRabbit
 from tests.servers import ServersOfTests
@@ -116,7 +116,7 @@ def default_worker_container(nodes: SharedNodes, stack: ServersOfTests, celery_b
 @pytest.fixture
 def celery_setup_config(celery_broker: Any) -> Iterator[dict[str, Any]]:
     yield celery_settings(celery_broker.container.url)
-    kombu.pools.reset()
+    close_broker_connections()
 
 
 @pytest.fixture

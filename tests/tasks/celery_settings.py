@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import kombu.pools
 import pytest
 from celery import Celery
 
 import settings
+from tests.app import close_broker_connections
 
 
 def celery_settings(broker_url: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def application(broker_url: str) -> Iterator[Celery]:
     with Celery("test", set_as_current=False) as app:
         app.config_from_object(celery_settings(broker_url))
         yield app
-    kombu.pools.reset()
+    close_broker_connections()
 
 
 def _is_setting(name: str, value: object) -> bool:

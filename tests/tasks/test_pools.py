@@ -34,11 +34,15 @@ def servers() -> Iterator[settings.Settings]:
         yield current
 
 
-@pytest.fixture(autouse=True)
-def emptied(servers: settings.Settings) -> None:
+def empty() -> None:
     with engine().begin() as connection:
         tables = ("ingest_task", "ingest_task_transition", "task_lease", "task_audit", "outbox_event", "tick")
         connection.execute(sql(f"TRUNCATE public.pool_effect, {', '.join(f'ledger.{name}' for name in tables)}"))
+
+
+@pytest.fixture(autouse=True)
+def emptied(servers: settings.Settings) -> None:
+    empty()
 
 
 def worker(folder: Path, pool: str, concurrency: int) -> ChildProcess:
@@ -64,6 +68,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="class")
 def fifty_threads(servers: settings.Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    empty()  # a task that the test before has left would run here
     program = worker(tmp_path_factory.mktemp("threads"), "threads", 50)
     yield
     program.kill()

@@ -71,7 +71,9 @@ def scripted(task: Task, db: Session) -> Any:
 def sink() -> None:
     """Create the table `test_sink`, or empty it. It has no unique key, so an effect that happens twice has two rows."""
     with engine().begin() as connection:
-        connection.execute(sql("CREATE TABLE IF NOT EXISTS public.test_sink (task_id uuid, note text)"))
+        connection.execute(
+            sql("CREATE TABLE IF NOT EXISTS public.test_sink (task_id uuid, note text, number bigserial)")
+        )
         connection.execute(sql("DELETE FROM public.test_sink"))  # faster than TRUNCATE
 
 

@@ -27,7 +27,7 @@ from tests.tasks.outside import TYPE, ran
 from tests.tasks.work import OnPurpose, rows, task
 
 STEPS = sql("SELECT name, result FROM ledger.task_step WHERE task_id = :id ORDER BY created_at, name")
-CALLS = sql("SELECT note FROM public.test_sink ORDER BY ctid")
+CALLS = sql("SELECT note FROM public.test_sink ORDER BY number")
 CALLED = sql("INSERT INTO public.test_sink (note) VALUES (:note)")
 
 
