@@ -90,8 +90,9 @@ class AfterCommitPublisher:
 
     def wait_until_idle(self, seconds: float = EXIT_PATIENCE_SECONDS) -> bool:
         """Wait until every event handed over so far was tried. Return False if the time is over first."""
-        if self._thread is None or not self._thread.is_alive():
-            return self._queue.empty()
+        if self._queue.empty() and (self._thread is None or not self._thread.is_alive()):
+            return True
+        self._ensure_thread()
         tried = threading.Event()
         self._queue.put((time.monotonic(), (), tried))
         return tried.wait(seconds)
@@ -106,11 +107,13 @@ class AfterCommitPublisher:
             self._queue.put((time.monotonic(), (), None))
 
     def _ensure_thread(self) -> None:
+        """Start the thread, also again if an exception such as SystemExit has ended it."""
         with self._start:
             if self._thread is None:
+                atexit.register(self.wait_until_idle)
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="outbox-after-commit", daemon=True)
                 self._thread.start()
-                atexit.register(self.wait_until_idle)
 
     def _run(self) -> None:
         gather_until = 0.0

@@ -122,7 +122,7 @@ def _keep_publisher(database: str) -> None:
     Settings look up an address once a second, and a test may change it, so `current` is not asked for it here.
     """
     made, current = after_commit_publisher.made, settings.current()
-    if made is None or made._thread is None or made._is_closed:
+    if made is None or made._thread is None or not made._thread.is_alive() or made._is_closed:
         return
     is_as_new = not made.circuits._open and not made._left_to_relay
     is_connected_here = made._engine.url == make_url(database)

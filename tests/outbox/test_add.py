@@ -217,6 +217,27 @@ def test_events_for_an_unreachable_broker_are_released_and_the_next_ones_are_not
     assert relay.tick().sent == 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_publishing_thread_that_an_exception_has_ended_is_started_again(
+    session: Session, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_thread(*_: Any) -> None:
+        raise SystemExit
+
+    publisher = after_commit_publisher()
+    with monkeypatch.context() as broken:
+        broken.setattr(publisher, "_publish_fresh", end_thread)
+        outbox.add(session, WAKEUP, wakeup())
+        session.commit()
+        assert publisher._thread is not None
+        publisher._thread.join(10)
+    payload = wakeup()
+    outbox.add(session, WAKEUP, payload)
+    session.commit()
+    wait_until_published()
+    assert payload["ids"][0] in arrived(stack)
+
+
 def test_a_forked_child_publishes_with_its_own_thread_and_token(session: Session, stack: ServersOfTests) -> None:
     outbox.add(session, WAKEUP, wakeup())
     session.commit()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import threading
 import time
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +43,14 @@ def clean_sink() -> Iterator[None]:
         yield
     finally:
         SCRIPTS.clear()
-        assert after_commit_publisher().wait_until_idle(20)
+        assert after_commit_publisher().wait_until_idle(20), stack_of("outbox-after-commit")
+
+
+def stack_of(thread: str) -> str:
+    """Return what a thread is doing, for a test that waits for it in vain."""
+    idents = {each.ident for each in threading.enumerate() if each.name == thread}
+    frames = [frame for ident, frame in sys._current_frames().items() if ident in idents]
+    return "".join("".join(traceback.format_stack(frame)) for frame in frames) or f"there is no thread {thread}"
 
 
 def submitted(count: int = 1, type: str = "test.insert", payload: Any = None, **how: Any) -> list[uuid.UUID]:
