@@ -84,7 +84,6 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
         repetitions += 1
         commit_is_unknown |= broken.connection_was_lost
         claim.restore(tasks)
-        claim.restart_clock()
     if broken is None:
         return
     assert not isinstance(broken.outcome, Repeat)
@@ -103,7 +102,7 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
         claim.not_started = ALONE_NEXT_TIME  # otherwise the same tasks would come together again, for ever
     if not is_alone and claim.unsettled:
         claim.restore(list(claim.unsettled))
-        claim.restart_clock()
+        claim.restart_clock()  # for the tasks that run one by one
 
 
 def run_outside(claim: Claim, task: Task) -> None:
@@ -146,6 +145,8 @@ def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions:
     claim.running = ()  # no task is charged if the transaction cannot be opened
     with handler_session(claim.bind) as db:
         claim.running = tasks
+        if not is_alone:
+            claim.restart_clock()  # the ledger may have been unreachable until now
 
         def roll_back(error: BaseException, group: Sequence[Task]) -> RolledBack:
             if stopped := what_stops(error):

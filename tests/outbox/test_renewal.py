@@ -29,11 +29,14 @@ class Slow(Scripted):
 
 
 class Time:
-    """The time of the relay and of the ledger, moved together."""
+    """The time of the relay and of the ledger, moved together. Other threads of the process keep their own time."""
 
     def __init__(self, stack: ServersOfTests) -> None:
         self.stack = stack
         self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return clock.monotonic() + self.passed
 
     def passes(self, seconds: float) -> None:
         self.passed += seconds
@@ -43,8 +46,8 @@ class Time:
 @pytest.fixture
 def time(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time(stack)
-    monotonic = clock.monotonic
-    monkeypatch.setattr(clock, "monotonic", lambda: monotonic() + time.passed)
+    for module in ("relay", "settle"):
+        monkeypatch.setattr(f"outbox.{module}.time", time)
     return time
 
 
