@@ -71,8 +71,10 @@ def settle(claim: Claim, outcomes: Outcomes, *, seconds: float = math.inf) -> No
             with Session(claim.bind) as db:
                 settled = settle_in(db, claim, outcomes)
                 if not answer_was_lost:  # otherwise our own commit may have settled what is missing now
-                    for task, code in _refused(outcomes, settled).items():
-                        audit(db, [task.id], code, token=claim.token)
+                    refused = _refused(outcomes, settled)
+                    for code in set(refused.values()):
+                        ids = [task.id for task, its_code in refused.items() if its_code == code]
+                        audit(db, ids, code, token=claim.token)
                 db.commit()
         except DBAPIError as error:
             answer_was_lost |= error.connection_invalidated

@@ -29,8 +29,9 @@ from models.sql import sql
 from outbox.destinations import CELERY
 from settings import Settings
 from tasks.core import wakeups
-from tasks.core.due_times import DUE_AT, KINDS, OPEN, TIME
+from tasks.core.due_times import DUE_AT, OPEN, TIME
 from tasks.core.partition_keys import BLOCKS, UNDONE, skipping
+from tasks.core.registered_types import WAITING_KINDS
 from tasks.core.registry import handlers
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
@@ -64,7 +65,6 @@ _COLUMNS: Final = """id, queue, priority, status, next_retry_at, created_at, upd
 _HORIZON: Final = """
     LEFT JOIN ledger.wakeup_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority"""
 
-KINDS_OF_TASKS: Final = sql(f"WITH RECURSIVE {KINDS} SELECT queue, type FROM kind")
 # overdue: the next page of due tasks of one queue and type, without those that have a partition key. The last two
 # columns are the place of the task in the index, and whether it is overdue.
 OVERDUE: Final = sql(f"""
@@ -133,7 +133,7 @@ def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | N
 
     with Session(engine) as db:
         db.execute(RECORD_PROGRESS, {"grace": grace})
-        kinds = db.execute(KINDS_OF_TASKS).all()
+        kinds = db.execute(WAITING_KINDS).all()
         keyed = _overdue_keyed(db, values)
         db.commit()
     woken = _wake(engine, choose(keyed))
