@@ -25,9 +25,10 @@ NAIVE = {
     "jit": "off",
     "deadlock_timeout": "20ms",
 }
+# LATERAL locks the rows one by one in the given order. An UPDATE … FROM unnest would leave the order to the planner.
 UNORDERED = sql("""
-    UPDATE ledger.outbox_event e SET locked_at = ledger.ledger_now() FROM unnest(CAST(:ids AS bigint[])) AS given(id)
-    WHERE e.id = given.id
+    SELECT count(*) FROM unnest(CAST(:ids AS bigint[])) AS given(id) CROSS JOIN LATERAL (
+        SELECT FROM ledger.outbox_event WHERE id = given.id FOR UPDATE) AS event
 """)
 Batch = Callable[[Connection, Sequence[int]], object]
 

@@ -95,6 +95,17 @@ def await_status(*expected: str, seconds: float = 30) -> None:
     wait_until(lambda: not rows(where=f"status NOT IN ({statuses})"), f"all are {expected}", seconds=seconds)
 
 
+def await_insert() -> None:
+    """Wait until a handler has inserted its row. The claim alone makes a task RUNNING, before its handler starts."""
+    locks = "SELECT FROM pg_locks WHERE relation = CAST('public.pool_effect' AS regclass) AND mode = 'RowExclusiveLock'"
+
+    def has_inserted() -> bool:
+        with engine().begin() as connection:
+            return connection.execute(sql(locks)).first() is not None
+
+    wait_until(has_inserted, "the handler has inserted its row", seconds=30)
+
+
 @pytest.mark.guarantee
 def test_a_handler_that_never_lets_another_thread_run_is_killed_after_its_hard_limit(start: Any) -> None:
     """Neither a signal nor the heartbeat's thread reaches it: the worker's main process must kill the child."""
@@ -111,7 +122,7 @@ def test_a_handler_that_never_lets_another_thread_run_is_killed_after_its_hard_l
 def test_a_solo_worker_that_gets_sigterm_releases_its_task_without_charging_it(start: Any) -> None:
     program = start("solo")
     (id_,) = submitted("pool.effect", seconds=60)
-    await_status("RUNNING")
+    await_insert()
     program.popen.terminate()
     program.popen.wait(10)
     assert rows("status, attempt_count, error_code") == [("QUEUED", 0, None)]
