@@ -9,8 +9,11 @@ wake-up is harmless, because the claim decides what runs. A task's wake-up count
 - the broker's queue is empty, or a task of the same queue and priority that was woken later was claimed more than a
   grace ago.
 
-So a million tasks that wait in a working queue are not woken again. Kafka does not hand out messages in one order;
-`tasks/kafka/lag.py` replaces the third condition there. See docs/protocol.md, Lost wake-ups.
+So a million tasks that wait in a working queue are not woken again. If a whole page of tasks waits for wake-ups that an
+empty queue no longer has, the broker has lost all of them, and the following pages do not wait for their grace.
+
+Kafka does not hand out messages in one order; `tasks/kafka/lag.py` replaces the third condition there. See
+docs/protocol.md, Lost wake-ups.
 """
 
 from __future__ import annotations
@@ -119,9 +122,10 @@ def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | N
     """Send lost wake-ups again; return the number of tasks.
 
     For each queue and type, the first page of due tasks is checked. If all overdue tasks of a page have lost their
-    wake-up, as after the loss of all messages, the next page follows, until the budget is used up. The broker is asked
-    for its queue's length once, and only if a task is overdue: later, the queue contains the wake-ups that we sent.
-    `lost` replaces that decision for Kafka, which does not hand out messages in one order.
+    wake-up, the next page follows, until the budget is used up. After a full page of them, all tasks that were woken
+    before the first look are woken again. The broker is asked for its queue's length once, and only if a task is
+    overdue: later, the queue contains the wake-ups that we sent. `lost` replaces that decision for Kafka, which does
+    not hand out messages in one order.
     """
     grace = settings.ingest_wakeup_grace_ms / 1000
     values = {"grace": grace, "most": PAGE}
@@ -139,15 +143,22 @@ def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | N
     woken = _wake(engine, choose(keyed))
     for queue, type in kinds:
         place, id_ = "-infinity", uuid.UUID(int=0)
+        all_were_lost_at: datetime | None = None
         while time.monotonic() < give_up_at:
             with engine.begin() as connection:
                 page = connection.execute(OVERDUE, {**values, "queue": queue, "type": type, "place": place, "id": id_})
                 rows = page.all()
-            overdue = [OverdueTask(*row[:5]) for row in rows if row.is_overdue]
-            chosen = choose(overdue)
+            tasks = [OverdueTask(*row[:5]) for row in rows]
+            if all_were_lost_at:
+                overdue = chosen = [task for task in tasks if task.last_wakeup_at < all_were_lost_at]
+            else:
+                overdue = [task for task, row in zip(tasks, rows, strict=True) if row.is_overdue]
+                chosen = choose(overdue)
             woken += _wake(engine, chosen)
             if len(rows) < PAGE or not chosen or len(chosen) < len(overdue):
                 break
+            if len(chosen) == PAGE and remembered.is_empty(queue):
+                all_were_lost_at = all_were_lost_at or tasks[0].observed_at
             place, id_ = rows[-1].place, rows[-1].id
     return woken
 
@@ -177,6 +188,10 @@ class _QueueDepths:
     def __init__(self, depths: Depths) -> None:
         self._ask = depths
         self._known: dict[str, int] = {}
+
+    def is_empty(self, queue: str) -> bool:
+        """Return True if the broker was asked for this queue and had no messages in it."""
+        return self._known.get(queue) == 0
 
     def choose(self, overdue: Sequence[OverdueTask]) -> list[OverdueTask]:
         """Return the tasks whose wake-up is lost."""

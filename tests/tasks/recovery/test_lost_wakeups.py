@@ -71,6 +71,21 @@ def test_lost_wakeups_of_several_pages_are_sent_again_in_one_tick(
     assert arrived(ledger) == {str(one): 1 for one in ids}
 
 
+@pytest.mark.parametrize(("overdue", "woken"), [(100, 130), (99, 99)], ids=["a full page", "less than a page"])
+def test_after_a_page_of_lost_wakeups_younger_ones_do_not_wait_for_their_grace(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch, overdue: int, woken: int
+) -> None:
+    """Otherwise the drain after the loss of all messages would pause until the next tick."""
+    monkeypatch.setattr("tasks.recovery.lost_wakeups.PAGE", 100)
+    submitted(overdue)
+    move(ledger, GRACE - 2)
+    submitted(30)
+    flush_broker(ledger)
+    move(ledger, 3)
+    assert repair_lost_wakeups(depth=None) == woken
+    assert repair_lost_wakeups(depth=0) == 0  # none is woken twice
+
+
 def test_tasks_that_wait_in_a_working_queue_are_not_woken_again(ledger: ServersOfTests) -> None:
     submitted(50)
     move(ledger, 100 * GRACE)
