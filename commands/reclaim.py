@@ -19,6 +19,7 @@ WORDS: Final = {
     "leases": "workers lost",
     "charged": "tasks failed",
     "isolated": "tasks to run alone",
+    "released": "tasks released",
     "wokenAgain": "tasks woken again",
 }
 

@@ -24,7 +24,7 @@ from models.sql import sql
 from models.tables import Base
 from outbox.after_commit_publisher import after_commit_publisher
 from settings import ROOT
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.testing.clock import MOVE
 from tasks.ticks import relay_of_this_process
 
@@ -111,7 +111,7 @@ class StackForTests:
                 except simple.Empty:
                     return count
                 (ids,), *_ = message.payload
-                ingest(engine(), ids)
+                deliver(engine(), ids)
                 message.ack()
                 count += 1
         finally:

@@ -110,6 +110,11 @@ class Outage:
         self._since: float | None = None
         self._lock = threading.Lock()
 
+    @property
+    def is_on(self) -> bool:
+        """Return True if the last call of this process got no answer."""
+        return self._since is not None
+
     def note_failure(self, error: BaseException) -> None:
         with self._lock:
             if self._since is not None:

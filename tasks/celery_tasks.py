@@ -7,13 +7,13 @@ from celery import Task
 from models.engine import engine
 from tasks import ticks
 from tasks.celery import app
-from tasks.execution.deliver import ingest as run_ingest
+from tasks.execution.deliver import deliver
 
 
 @app.task(name="tasks.ingest")
 def ingest(ids: list[str]) -> None:
     """Run the tasks that a wake-up names."""
-    run_ingest(engine(), ids)
+    deliver(engine(), ids)
 
 
 @app.task(name="tasks.dead_letter")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 import metrics
@@ -56,8 +57,7 @@ def _reclaim() -> dict[str, Any]:
     result: dict[str, Any] = {}
     try:
         if current.ingest_reclaim_enabled:
-            reclaimed = reclaim_leases(engine(), current)
-            result |= {"leases": reclaimed.leases, "charged": reclaimed.charged, "isolated": reclaimed.isolated}
+            result |= asdict(reclaim_leases(engine(), current))
     finally:  # a lease that cannot be reclaimed must not delay lost wake-ups
         result["wokenAgain"] = lost_wakeups.repair(engine(), current, depths=broker.depths, lost=_lost(current))
     return result

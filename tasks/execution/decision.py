@@ -9,12 +9,14 @@
     the database asks for a repetition                 REPEAT the transaction, then Snoozed for a second       no
     the handler ended its transaction                  Dead `transaction_misused`                              yes
     the payload cannot be read                         Dead `bad_payload`                                      yes
+    the soft limit while the ledger is unreachable     Released                                                no
     the soft limit                                     Retry `timeout`                                         yes
     Snooze, Discard                                    Snoozed, Discarded                                      no
     Permanent, TryLater                                Dead `permanent`, Retry `handler_error`                 yes
     LeaseLost                                          Retry `lease_lost`, unless another worker has the task  yes
     an error that the handler declares permanent       Dead `permanent`                                        yes
     any other error                                    Retry `handler_error`                                   yes
+    the process was lost while PostgreSQL restarted    Released; the third time in a row as in the next row    no/yes
     the process was lost, the task was alone           Retry `worker_lost`; `timeout` after the hard limit     yes
     the process was lost with several tasks            Isolated                                                no
 
@@ -37,7 +39,7 @@ from sqlalchemy.exc import DBAPIError
 
 from models.driver_values import storable
 from models.errors import LeaseLost
-from models.ledger_outage import REPETITIONS, asks_to_repeat
+from models.ledger_outage import REPETITIONS, asks_to_repeat, outage
 from outbox.canonical_json import BadPayload, canonical_json
 from tasks.core.outcomes import (
     DONE,
@@ -68,6 +70,8 @@ from tasks.execution.transaction import TransactionMisused, TransactionState
 LOSSES_BEFORE_CHARGE: Final = 2  # a handler that crashes its PostgreSQL backend must not run again for ever
 CONNECTION_LOST: Final = "the connection to PostgreSQL was lost"
 CONNECTION_LOST_BY_BATCH: Final = f"{CONNECTION_LOST} while its batch ran"
+LOST_IN_RESTART: Final = "its worker was lost while PostgreSQL restarted"
+LIMIT_IN_OUTAGE: Final = Released("its soft limit was reached while PostgreSQL was unreachable")
 LOST_TOO_OFTEN: Final = "The connection to PostgreSQL was lost three times in a row while this task ran alone."
 REPEATED_TOO_OFTEN: Final = Snoozed(1.0, "the database asked too often for a repetition")
 
@@ -120,6 +124,10 @@ def _decide_lost_connection(error: BaseException, now: Situation) -> Outcome | R
     return Released(CONNECTION_LOST)
 
 
+def _is_soft_limit(error: BaseException) -> bool:
+    return isinstance(error, SoftTimeLimit | SoftTimeLimitExceeded)
+
+
 def _has_ended_transaction(error: BaseException, now: Situation) -> bool:
     """Return True also if settling found that the transaction is not the one that the handler was given."""
     is_another = isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == NO_SUCH_CURSOR
@@ -154,8 +162,13 @@ TABLE: Final = (
         lambda error, _: Dead(Failure(ErrorCode.BAD_PAYLOAD, str(error), str(error))),
     ),
     Row(
+        "the soft limit while the ledger is unreachable",  # a step waits for the ledger without end
+        lambda error, _: _is_soft_limit(error) and outage.is_on,
+        lambda *_: LIMIT_IN_OUTAGE,
+    ),
+    Row(
         "the soft limit",
-        lambda error, _: isinstance(error, SoftTimeLimit | SoftTimeLimitExceeded),
+        lambda error, _: _is_soft_limit(error),
         lambda error, _: Retry(_failure(error, ErrorCode.TIMEOUT)),
     ),
     Row("Snooze", lambda error, _: isinstance(error, Snooze), lambda error, _: Snoozed(error.seconds)),
@@ -207,11 +220,16 @@ def decide_result(result: Any, now: Situation) -> Outcome:
         return Retry(_failure(error, ErrorCode.BAD_RESULT))
 
 
-def decide_lost_process(tasks: Sequence[Task], holder: str, reason: str | None) -> dict[Task, Outcome]:
+def decide_lost_process(
+    tasks: Sequence[Task], holder: str, reason: str | None, *, losses_in_restarts: int | None = None
+) -> dict[Task, Outcome]:
     """Return what becomes of the tasks that a lost process held. `reason`: why it was ended, if that is known.
 
-    Only a task that ran alone is charged; of several, the culprit is unknown (docs/protocol.md, Poison).
+    Only a task that ran alone is charged; of several, the culprit is unknown (docs/protocol.md, Poison). If PostgreSQL
+    restarted meanwhile, `losses_in_restarts` says how often in a row that has happened to the task before.
     """
+    if losses_in_restarts is not None and losses_in_restarts < LOSSES_BEFORE_CHARGE and not reason:
+        return dict.fromkeys(tasks, Released(LOST_IN_RESTART))
     if len(tasks) == 1:
         code = ErrorCode.TIMEOUT if reason else ErrorCode.WORKER_LOST
         sentence = reason or f"The worker {holder} was lost while it ran this task."

@@ -3,9 +3,9 @@
     claim ─► run ─► settle, batch by batch, until every id was claimed or refused
 
 The message may be a duplicate, late, or made by hand: the claim decides what runs. Celery acknowledges the message when
-`ingest` returns or raises an error; at that point each task that was claimed is settled or released. If this process
+`deliver` returns or raises an error; at that point each task that was claimed is settled or released. If this process
 dies before, the broker delivers the message again, and reclaim settles the tasks that were claimed: one that was alone
-has failed, several will each run alone. If an error ends `ingest` early, ids that were not claimed yet wait until
+has failed, several will each run alone. If an error ends `deliver` early, ids that were not claimed yet wait until
 `recovery/lost_wakeups.py` wakes them.
 
 While the ledger is unreachable, the message is kept and the process waits. Each process holds one message, so a worker
@@ -49,7 +49,7 @@ UNHANDLED_SECONDS: Final = 30.0
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-def ingest(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
+def deliver(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
     """Run what may run of these tasks: first those without a partition key, then those with one.
 
     The Kafka worker passes `owned`. It is called after each claim with the ids that are still to be claimed. For all

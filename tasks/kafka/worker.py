@@ -30,7 +30,7 @@ from tasks.core.batch_size import smallest_batch
 from tasks.core.logs import configure_logging
 from tasks.core.registry import handlers
 from tasks.execution.call_handler import call_handler
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.execution.stopping import WorkerStops
 from tasks.kafka.intake import MOST_IDS, Intake
 
@@ -60,7 +60,7 @@ class Worker:
         taken = len(ids)
         while ids and not self.stopped.is_set():
             try:
-                ingest(self.engine, ids, owned=self.intake.owned)
+                deliver(self.engine, ids, owned=self.intake.owned)
                 break
             except (DBAPIError, CeleriacError) as error:
                 logger.warning("will try again: %s", str(error).partition("\n")[0])

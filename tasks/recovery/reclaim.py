@@ -7,15 +7,17 @@ deletes it, in one transaction. A holder that settles at the same moment either 
 
 After a restart of the database, or when reclaim itself has not run for longer than a lease, an expired lease is first
 extended: its holder may be alive and was unable to renew it. This happens once. If the holder has not renewed the lease
-by the end of the extension, it is reclaimed. See docs/protocol.md, Poison and Ticks.
+by the end of the extension, it is reclaimed. If PostgreSQL restarted while the holder had the lease, its tasks are
+released: the holder may have been stopped when it could not write that down. See docs/protocol.md, Poison and Ticks.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from sqlalchemy import Engine
@@ -23,13 +25,15 @@ from sqlalchemy.exc import DataError
 from sqlalchemy.orm import Session
 
 import metrics
+from models.driver_values import array_of_ids
 from models.sql import sql
 from settings import Settings
+from tasks.core.outcomes import Dead, Isolated, Released, Retry
 from tasks.core.registry import find_or_default
 from tasks.core.task import Task
 from tasks.execution.claim import task_from_row
-from tasks.execution.claim_statements import RUNNING
-from tasks.execution.decision import decide_lost_process
+from tasks.execution.claim_statements import LOSSES, RUNNING
+from tasks.execution.decision import LOST_IN_RESTART, decide_lost_process
 from tasks.execution.settle import write_outcomes
 
 logger = logging.getLogger(__name__)
@@ -38,7 +42,8 @@ _LOCK_LEASES: Final = """
     WITH found AS MATERIALIZED (
         SELECT token, sum(cardinality(task_ids)) OVER (ORDER BY lease_until, token) - cardinality(task_ids) AS before
         FROM ledger.task_lease WHERE {0} AND token <> ALL(CAST(:failed AS uuid[])))
-    SELECT token, holder, type, reason FROM ledger.task_lease
+    SELECT token, holder, type, reason, is_extended AND claimed_at < pg_postmaster_start_time() AS was_lost_in_restart
+    FROM ledger.task_lease
     WHERE token = ANY(ARRAY(SELECT token FROM found WHERE before < :tasks)) AND {0}
     ORDER BY lease_until, token FOR UPDATE SKIP LOCKED"""
 # expired: leases that their holders have not renewed, longest expired first, until they have about `:tasks` tasks.
@@ -69,14 +74,15 @@ WAS_INTERRUPTED: Final = sql("""
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """How many leases were ended, and how many of their tasks were charged with an attempt or isolated."""
+    """How many leases were ended, and how many of their tasks were charged with an attempt, isolated or released."""
 
     leases: int = 0
     charged: int = 0
     isolated: int = 0
+    released: int = 0
 
     def __add__(self, other: Reclaimed) -> Reclaimed:
-        return Reclaimed(self.leases + other.leases, self.charged + other.charged, self.isolated + other.isolated)
+        return Reclaimed(*map(operator.add, astuple(self), astuple(other)))
 
 
 def reclaim_leases(engine: Engine, settings: Settings, *, holders: Sequence[str] | None = None) -> Reclaimed:
@@ -94,7 +100,7 @@ def reclaim_leases(engine: Engine, settings: Settings, *, holders: Sequence[str]
         failed += failed_now
         total += some
         metrics.LEASE_EXPIRED_TOTAL.inc(some.leases)
-        metrics.INGEST_STREAM_RECLAIM_TOTAL.labels("claimed").inc(some.charged + some.isolated)
+        metrics.INGEST_STREAM_RECLAIM_TOTAL.labels("claimed").inc(some.charged + some.isolated + some.released)
 
 
 def _extend_if_interrupted(engine: Engine, settings: Settings) -> None:
@@ -118,21 +124,27 @@ def _reclaim_some(
     for token, *row in db.execute(RUNNING, {"tokens": list(running)}):
         running[token].append(task_from_row(row))
     ended: list[uuid.UUID] = []
-    charged = isolated = 0
+    total = Reclaimed()
     for lease in leases:
         tasks = running[lease.token]
-        outcomes = decide_lost_process(tasks, lease.holder, lease.reason)
+        losses = _losses_in_restarts(db, tasks) if lease.was_lost_in_restart else None
+        outcomes = decide_lost_process(tasks, lease.holder, lease.reason, losses_in_restarts=losses)
         try:
             with db.begin_nested():
                 handler = find_or_default(lease.type)
-                settled = len(write_outcomes(db, outcomes, token=lease.token, handler=handler))
+                settled = write_outcomes(db, outcomes, token=lease.token, handler=handler)
         except DataError:  # the handler's retry settings are unusable; other leases must not wait for that
             logger.exception("Cannot reclaim a lease of %s.", lease.type)
             continue
         ended.append(lease.token)
-        if len(tasks) == 1:
-            charged += settled
-        else:
-            isolated += settled
+        kinds = [type(outcome) for outcome in settled.values()]
+        charged = kinds.count(Retry) + kinds.count(Dead)
+        total += Reclaimed(1, charged, kinds.count(Isolated), kinds.count(Released))
     db.execute(END_LEASES, {"tokens": ended})
-    return Reclaimed(len(ended), charged, isolated), [token for token in running if token not in ended]
+    return total, [token for token in running if token not in ended]
+
+
+def _losses_in_restarts(db: Session, tasks: Sequence[Task]) -> int:
+    """Return how often in a row one of these tasks was lost while PostgreSQL restarted, before this time."""
+    values = {"ids": array_of_ids(task.id for task in tasks), "message": LOST_IN_RESTART}
+    return int(db.execute(LOSSES, values).scalar_one())

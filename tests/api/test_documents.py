@@ -11,7 +11,7 @@ import settings
 from api.documents import UPLOAD
 from api.tokens import Scope
 from models.engine import engine
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tests.api.callers import Caller, Callers, expect_error, make_token
 from tests.api.examples import examples
 from tests.documents import ledger
@@ -38,7 +38,7 @@ def test_an_uploaded_document_can_be_followed_and_found(caller: Caller) -> None:
     id_ = answer.json()["taskId"]
     assert answer.headers["location"] == f"/api/knowledge/tasks/{id_}"
     assert caller.get(answer.headers["location"]).json()["status"] == "QUEUED"
-    ingest(engine(), [id_])
+    deliver(engine(), [id_])
     assert caller.get(answer.headers["location"]).json()["status"] == "SUCCEEDED"
     hits = caller.get("/api/knowledge/search", params={"q": "lease"}).json()["hits"]
     assert [(hit["name"], hit["position"]) for hit in hits] == [("rules.txt", 0)]
@@ -63,7 +63,7 @@ def test_a_document_that_keeps_failing_is_retried_then_dead(callers: Callers, mo
     made = caller.post(UPLOAD, files={"file": ("rules.txt", TEXT, "text/plain")})
     seen = []
     for _ in range(2):
-        ingest(engine(), [made.json()["taskId"]])
+        deliver(engine(), [made.json()["taskId"]])
         task = caller.get(made.headers["location"]).json()
         seen.append((task["status"], task["attemptCount"], task["retry"]["count"]))
     assert seen == [("RETRYING", 1, 1), ("DEAD", 2, 2)]
@@ -109,7 +109,7 @@ def test_the_documented_examples_work(client: TestClient) -> None:
     made = client.post(**upload.options(**variables))
     assert made.status_code == 202
     variables["TASK"] = made.json()["taskId"]
-    ingest(engine(), [variables["TASK"]])
+    deliver(engine(), [variables["TASK"]])
     assert client.get(**follow.options(**variables)).json()["status"] == "SUCCEEDED"
     assert client.get(**search.options(**variables)).json()["hits"]
     assert len(client.get(**listing.options(**variables)).json()["documents"]) == 1
@@ -126,7 +126,7 @@ def upload_as(caller: Caller, text: bytes, name: str = "rules.txt") -> str:
     """Upload a document, run its task, and return the path of the task."""
     answer = caller.post(UPLOAD, files={"file": (name, text, "text/plain")})
     assert answer.status_code == 202
-    ingest(engine(), [answer.json()["taskId"]])
+    deliver(engine(), [answer.json()["taskId"]])
     path: str = answer.headers["location"]
     assert caller.get(path).json()["status"] == "SUCCEEDED"
     return path
@@ -181,7 +181,7 @@ def test_a_hand_made_task_cannot_read_the_document_of_another_principal(alice: C
     answer = alice.post(UPLOAD, files={"file": ("rules.txt", TEXT, "text/plain")})
     payload = work.task(uuid.UUID(answer.json()["taskId"]))["payload"]
     forged = mallory.post("/api/tasks", json={"type": "document.ingest", "payload": payload})
-    ingest(engine(), [forged.json()["taskId"]])
+    deliver(engine(), [forged.json()["taskId"]])
     seen = mallory.get(forged.headers["location"]).json()
     assert (seen["status"], seen["result"]) == ("DISCARDED", None)
     assert alice.get(SEARCH, params={"q": "lease"}).json() == {"hits": []}

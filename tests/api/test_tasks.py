@@ -21,7 +21,7 @@ from models.errors import Misuse
 from outbox.canonical_json import MAX_BYTES, MAX_KEYS
 from tasks import submit
 from tasks.core.task_ids import keyed_id
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tests.api.callers import FLAKY, Callers, expect_error
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
@@ -74,7 +74,7 @@ def test_a_submitted_task_is_in_the_ledger_and_runs(callers: Callers) -> None:
     assert (task["type"], task["payload"], task["status"], task["priority"]) == (FLAKY, {"fail": 1}, "QUEUED", 9)
     assert task["retry"] == {"count": 0, "max": 3, "nextAttemptAt": None}
     assert task["context"] == {"traceId": "t", "principal": caller.name}
-    ingest(engine(), [made["taskId"]])
+    deliver(engine(), [made["taskId"]])
     task = caller.get(answer.headers["location"]).json()
     assert (task["status"], task["attemptCount"], task["errorCode"]) == ("RETRYING", 1, "handler_error")
     assert task["retry"]["count"] == 1
@@ -164,10 +164,10 @@ def test_the_same_key_of_two_principals_is_two_tasks(callers: Callers) -> None:
 def test_a_dead_task_of_one_principal_does_not_block_the_same_partition_key_of_another(callers: Callers) -> None:
     mallory, alice = callers(name="mallory"), callers(name="alice")
     blocking = mallory.submit({"fail": 9}, partitionKey="customer 17", retry={"max": 1}).json()["taskId"]
-    ingest(engine(), [blocking])
+    deliver(engine(), [blocking])
     assert mallory.get(f"/api/tasks/{blocking}").json()["status"] == "DEAD"
     theirs = alice.submit(partitionKey="customer 17").json()["taskId"]
-    ingest(engine(), [theirs])
+    deliver(engine(), [theirs])
     assert alice.get(f"/api/tasks/{theirs}").json()["status"] == "SUCCEEDED"
     assert sorted(work.rows("partition_key")) == [("alice:customer 17",), ("mallory:customer 17",)]
 

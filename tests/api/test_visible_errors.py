@@ -14,7 +14,7 @@ from api.visible_errors import SENTENCES
 from models.engine import engine
 from tasks import Permanent, handler
 from tasks.core.outcomes import ErrorCode
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tests.api.callers import Caller, Callers
 from workflows import StageInput, stage
 
@@ -45,7 +45,7 @@ def operator(callers: Callers) -> Caller:
 
 def fail(caller: Caller, type_: str, payload: Any = None) -> str:
     answer = caller.post("/api/tasks", json={"type": type_, "payload": payload, "retry": {"max": 1}})
-    ingest(engine(), [answer.json()["taskId"]])
+    deliver(engine(), [answer.json()["taskId"]])
     path: str = answer.headers["location"]
     return path
 
@@ -88,7 +88,7 @@ def test_the_address_of_a_destination_is_for_operators_only(
     settings.current.cache_clear()
     flow = {"stages": [{"name": "ask", "kind": "http", "destination": "crm"}]}
     upload = client_.post(UPLOAD, files={"file": ("a.txt", b"text", "text/plain")})
-    ingest(engine(), [upload.json()["taskId"]])
+    deliver(engine(), [upload.json()["taskId"]])
     for address in (fail(client_, "workflow.execute", flow), upload.headers["location"]):
         assert_nothing_leaks(client_.get(address).json())
         assert "127.0.0.1:1" in operator.get(address).json()["errorMessage"]
@@ -97,7 +97,7 @@ def test_the_address_of_a_destination_is_for_operators_only(
 def test_a_waiting_request_gets_no_details_either(client_: Caller) -> None:
     flow = {"stages": [{"name": "refuse", "kind": "python", "function": "test.refuses"}]}
     answer = client_.post("/api/workflows/apply", json=flow, key="k")
-    ingest(engine(), [answer.json()["taskId"]])
+    deliver(engine(), [answer.json()["taskId"]])
     final = client_.post("/api/workflows/apply?wait=5", json=flow, key="k").json()
     assert (final["status"], final["errorCode"], final["errorMessage"]) == (
         "DEAD", "permanent", SENTENCES[ErrorCode.PERMANENT],

@@ -17,7 +17,7 @@ from api.tokens import Scope
 from models.engine import engine
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import broker
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.operations import dead_tasks
 from tests.api.callers import Caller, Callers
 from tests.outbox import ledger as outbox_ledger
@@ -70,7 +70,7 @@ def a_worker(stack: ServersOfTests) -> Iterator[None]:
         wait_until(lambda: woken(stack), "the broker has a wake-up")
         ids = [uuid.UUID(one) for message in woken(stack) for one in message]
         broker.purge("ingest")
-        ingest(engine(), ids)
+        deliver(engine(), ids)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -111,13 +111,13 @@ def test_a_workflow_is_retried_while_its_store_is_down_and_completes_when_the_st
 ) -> None:
     with store_is_down():
         id_ = apply(caller)
-        ingest(engine(), [id_])
+        deliver(engine(), [id_])
         assert read_status(caller, id_) == ("RETRYING", 1)
         move(stack, 60)
-        ingest(engine(), [id_])
+        deliver(engine(), [id_])
         assert read_status(caller, id_) == ("RETRYING", 2)
     move(stack, 300)
-    ingest(engine(), [id_])
+    deliver(engine(), [id_])
     assert read_status(caller, id_) == ("SUCCEEDED", 2)
     assert read_stored() == [(f"ci:{KEYS[2]}", SUMMARY)]
     assert outside.calls == {f"ci:{key}": 1 for key in KEYS[:2]}
@@ -130,7 +130,7 @@ def test_a_workflow_that_failed_three_times_is_dead_and_can_be_requeued_or_disca
     with store_is_down():
         for wait_seconds in (60, 300, 0):
             for id_ in ids:
-                ingest(engine(), [id_])
+                deliver(engine(), [id_])
             move(stack, wait_seconds)
     assert [read_status(caller, id_) for id_ in ids] == [("DEAD", 3)] * 2
     shown = caller.get(f"/api/tasks/{ids[0]}").json()
@@ -140,7 +140,7 @@ def test_a_workflow_that_failed_three_times_is_dead_and_can_be_requeued_or_disca
     assert [to for _, to in transitions(ids[0])] == ["QUEUED", *["RUNNING", "RETRYING"] * 2, "RUNNING", "DEAD"]
     list(dead_tasks.requeue(engine(), dead_tasks.Choice(ids=[ids[0]]), actor="ops"))
     list(dead_tasks.discard(engine(), dead_tasks.Choice(ids=[ids[1]]), actor="ops"))
-    ingest(engine(), ids[:1])
+    deliver(engine(), ids[:1])
     assert [task(id_)["status"] for id_ in ids] == ["SUCCEEDED", "DISCARDED"]
 
 

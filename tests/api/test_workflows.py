@@ -16,7 +16,7 @@ from api.tokens import Scope
 from models.engine import engine
 from tasks import Permanent
 from tasks.core.task_ids import keyed_id
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tests.api.callers import Caller, Callers, expect_error
 from tests.servers import wait_until
 from tests.tasks import work
@@ -120,7 +120,7 @@ async def _many_wait(caller: Caller) -> None:
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get(f"/api/tasks/{ids[0][0]}")).json()["status"] == "QUEUED"
         for (id_,) in ids:
-            await asyncio.to_thread(ingest, engine(), [id_])
+            await asyncio.to_thread(deliver, engine(), [id_])
         answers = await asyncio.gather(*waiting)
     assert {(answer.status_code, answer.json()["status"]) for answer in answers} == {(200, "SUCCEEDED")}
 
@@ -140,4 +140,4 @@ class worker_of:
 
     def _run(self) -> None:
         wait_until(lambda: work.rows("id", "id = :id", id=self.id), "the task is in the ledger")
-        ingest(engine(), [self.id])
+        deliver(engine(), [self.id])

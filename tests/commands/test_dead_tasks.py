@@ -25,7 +25,7 @@ from outbox.after_commit_publisher import after_commit_publisher
 from tasks import broker, ticks
 from tasks.core.registry import handlers
 from tasks.execution import claim
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tests.outbox.ledger import insert, move, woken
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks import work
@@ -41,7 +41,7 @@ def worker() -> Iterator[None]:
 
     def run() -> None:
         while not ended.wait(0.01):
-            ingest(engine(), [id_ for (id_,) in work.rows("id", "status = 'QUEUED'")])
+            deliver(engine(), [id_ for (id_,) in work.rows("id", "status = 'QUEUED'")])
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -271,7 +271,7 @@ def test_retry_now_makes_a_waiting_task_due_without_counting_an_attempt(
     monkeypatch.setenv("INGEST_RETRY_BASE_BACKOFF_MS", "60000")  # on a busy machine a second passes before the command
     settings.current.cache_clear()
     (task,) = submitted({"fail": 1})
-    ingest(engine(), [task])
+    deliver(engine(), [task])
     before = work.task(task)
     assert manage("retry-now", task, "--reason", "mended", "--json").json == {"taskId": str(task), "was": "RETRYING"}
     row = work.task(task)
@@ -282,7 +282,7 @@ def test_retry_now_makes_a_waiting_task_due_without_counting_an_attempt(
         ((code, who, detail),) = connection.execute(sql("SELECT code, worker_id, detail FROM ledger.task_audit")).all()
     assert (code, who) == ("retry_now", operator())
     assert detail.startswith("mended; was due at ")
-    ingest(engine(), [task])
+    deliver(engine(), [task])
     assert statuses([task]) == ["SUCCEEDED"]
 
 
@@ -293,10 +293,10 @@ def test_a_scheduled_task_runs_now_and_its_old_wakeup_does_not_run_it_again(
     assert manage("retry-now", task).code == 0
     assert after_commit_publisher().wait_until_idle(60)
     assert [str(task)] in woken(stack)
-    ingest(engine(), [task])
+    deliver(engine(), [task])
     move(stack, 3601)
     ticks.run("relay")
-    ingest(engine(), [task])
+    deliver(engine(), [task])
     assert work.transitions(task) == [(None, "QUEUED"), ("QUEUED", "RUNNING"), ("RUNNING", "SUCCEEDED")]
 
 
@@ -308,7 +308,7 @@ def test_retry_now_requeues_a_dead_task(stack: ServersOfTests) -> None:
 
 def test_retry_now_refuses_a_running_or_finished_task(stack: ServersOfTests) -> None:
     (done,) = submitted({})
-    ingest(engine(), [done])
+    deliver(engine(), [done])
     (running,) = submitted({})
     with engine().begin() as connection:
         claim.claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)

@@ -22,7 +22,7 @@ from tasks.core import batch_size
 from tasks.core.registry import handlers
 from tasks.core.wakeups import Woken
 from tasks.execution.claim import claim
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.operations import rebuild_broker, stats
 from tasks.submission import json_lines
 from tests.outbox.ledger import arrived, move, woken
@@ -155,7 +155,7 @@ def listed(*options: object) -> dict[str, Any]:
 
 def test_a_list_shows_every_status_with_the_latest_change_first(stack: ServersOfTests) -> None:
     done, discarded, died, retrying = submitted({}, {"discard": "why"}, DIES, {"fail": 1}, key=None)
-    ingest(engine(), [done, discarded, died, retrying])
+    deliver(engine(), [done, discarded, died, retrying])
     (running,) = submitted({})
     with engine().begin() as connection:
         claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
@@ -253,7 +253,7 @@ def test_an_unknown_task_fails_and_an_invalid_id_is_misuse(stack: ServersOfTests
 
 
 def test_stats_counts_by_status_queue_and_type_and_shows_the_oldest_due_task(stack: ServersOfTests) -> None:
-    ingest(engine(), submitted({}, DIES, {"fail": 1}, {"discard": "why"}))
+    deliver(engine(), submitted({}, DIES, {"fail": 1}, {"discard": "why"}))
     (running,) = submitted({})
     with engine().begin() as connection:
         claim(connection, [running], handlers=handlers(), holder="w", lease_seconds=60)
@@ -309,7 +309,7 @@ def test_reclaim_once_recovers_the_task_of_a_lost_worker(stack: ServersOfTests) 
         connection.execute(sql("UPDATE ledger.task_lease SET lease_until = lease_until - interval '1 minute'"))
         connection.commit()
     assert manage("reclaim", "--once", "--json").json == {
-        "ran": True, "leases": 1, "charged": 1, "isolated": 0, "wokenAgain": 0
+        "ran": True, "leases": 1, "charged": 1, "isolated": 0, "released": 0, "wokenAgain": 0
     }  # fmt: skip
     assert statuses([task]) == ["RETRYING"]
 
@@ -352,12 +352,12 @@ def test_a_rebuild_during_work_ends_and_runs_no_task_twice(
     for so_far in rebuild_broker.wake_all_due(engine()):
         seen = so_far.tasks
         new += submitted({})  # a rebuild that also woke these would never end
-        ingest(engine(), tasks[:50])
+        deliver(engine(), tasks[:50])
     assert after_commit_publisher().wait_until_idle(60)
     assert 100 <= seen <= 150
     wakeups = Counter(id_ for wakeup in work.wakeups() for id_ in wakeup.ids)
     assert {wakeups[task] for task in new} == {1}
-    ingest(engine(), tasks)
+    deliver(engine(), tasks)
     assert {tuple(work.transitions(task)) for task in tasks} == {
         ((None, "QUEUED"), ("QUEUED", "RUNNING"), ("RUNNING", "SUCCEEDED"))
     }

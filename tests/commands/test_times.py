@@ -11,7 +11,7 @@ import pytest
 
 from models.engine import engine
 from models.sql import sql
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tests.outbox.ledger import insert
 from tests.servers import ServersOfTests
 from tests.tasks import work
@@ -41,7 +41,7 @@ def commands_that_print_times() -> list[list[object]]:
     """Return the commands, after creating something for each of them to print."""
     (died,) = dead()
     (retrying,) = submitted({"fail": 1})
-    ingest(engine(), [retrying])
+    deliver(engine(), [retrying])
     assert manage("retry-now", retrying).code == 0
     insert("hook", status="DEAD", last_error="no")
     assert manage("token", "create", "ci", "--scope", "tasks:read", "--expires-in", "1s").code == 0

@@ -21,7 +21,7 @@ from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from settings import ROOT
 from tasks import NewTask, submit_many
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tests.nodes.programs import environment
 from tests.tasks import work
 
@@ -77,7 +77,7 @@ def submitted(*payloads: Any, type: str = FLAKY, **options: Any) -> list[uuid.UU
 def dead(*payloads: Any) -> list[uuid.UUID]:
     """Submit tasks and run them until they are DEAD."""
     ids = submitted(*(payloads or [DIES]))
-    ingest(engine(), ids)
+    deliver(engine(), ids)
     assert set(statuses(ids)) == {"DEAD"}
     return ids
 

@@ -26,7 +26,7 @@ from tasks.core.outcomes import Verdict
 from tasks.core.registry import Handler, find, handler, handlers
 from tasks.core.task import Task
 from tasks.execution.claim import Claim, claim
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.execution.run import run
 from tests.tasks.work import SCRIPTS, effects, insert, register, sink, task, transitions
 
@@ -118,7 +118,7 @@ def run_claim(claim: Claim, **changes: Any) -> None:
 
 def delivered(ids: Sequence[Any]) -> None:
     """Run these tasks as a worker does when a message with their ids arrives."""
-    ingest(engine(), ids)
+    deliver(engine(), ids)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import failpoint
 import settings
 from models.engine import engine
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tasks.recovery.tick_rows import record_tick
 from tests.outbox.ledger import move
@@ -34,7 +34,7 @@ def start_child(work: Callable[[], None], *, failpoints: str = "") -> int:
 
 def killed(ids: Sequence[uuid.UUID], failpoints: str) -> None:
     """Run these tasks in a worker that dies at a failpoint; assert that it did."""
-    pid = start_child(lambda: ingest(engine(), ids), failpoints=failpoints)
+    pid = start_child(lambda: deliver(engine(), ids), failpoints=failpoints)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), f"it did not pass {failpoints}"
 

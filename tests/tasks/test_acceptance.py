@@ -14,7 +14,7 @@ from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import broker, submit, ticks
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.operations import dead_tasks
 from tests.outbox.ledger import move, woken
 from tests.servers import ServersOfTests
@@ -68,13 +68,13 @@ def test_a_task_that_always_fails_is_retried_then_dead_with_a_dead_letter(
     settings.current.cache_clear()
     id_ = submitted("demo.flaky", {"fail": 10})
 
-    ingest(engine(), delivered(ledger))
+    deliver(engine(), delivered(ledger))
     first = one(TASK, id_)
     assert (first.status, first.attempt_count) == ("RETRYING", 1)
     assert "failure 1 of 10" in first.last_error
     assert first.next_retry_at is not None
 
-    ingest(engine(), delivered(ledger))
+    deliver(engine(), delivered(ledger))
     last = one(TASK, id_)
     assert (last.status, last.attempt_count, last.next_retry_at) == ("DEAD", 2, None)
 
@@ -97,7 +97,7 @@ def test_a_task_that_always_fails_is_retried_then_dead_with_a_dead_letter(
 
 def test_a_submitted_task_runs_once_and_leaves_no_message_and_no_lease(ledger: ServersOfTests) -> None:
     id_ = submitted("test.insert")
-    ingest(engine(), delivered(ledger))
+    deliver(engine(), delivered(ledger))
     assert rows() == [("SUCCEEDED", 0)]
     assert effects() == {id_: 1}
     assert broker.depths(["ingest"]) == {"ingest": 0}
@@ -116,11 +116,11 @@ def test_a_task_retries_while_its_dependency_is_down_and_succeeds_when_it_is_bac
     SCRIPTS["needs it"] = needs_it
     id_ = submitted("test.scripted", {"do": "needs it"})
     for attempt in (1, 2, 3):
-        ingest(engine(), delivered(ledger))
+        deliver(engine(), delivered(ledger))
         assert rows() == [("RETRYING", attempt)]
         move(ledger, 600)
     is_down = False
-    ingest(engine(), delivered(ledger))
+    deliver(engine(), delivered(ledger))
     assert rows() == [("SUCCEEDED", 3)]
     assert effects() == {id_: 1}
 
@@ -131,7 +131,7 @@ def test_a_task_that_failed_three_times_is_dead_and_an_operator_may_requeue_or_d
 ) -> None:
     id_ = submitted("test.fail", max_attempts=3)
     for _ in range(3):
-        ingest(engine(), delivered(ledger))
+        deliver(engine(), delivered(ledger))
         move(ledger, 600)
     assert rows("status, attempt_count, error_message") == [("DEAD", 3, "OnPurpose: on purpose")]
     assert rows("payload") == [(None,)]
@@ -141,7 +141,7 @@ def test_a_task_that_failed_three_times_is_dead_and_an_operator_may_requeue_or_d
     assert (status, message) == ({"requeue": "QUEUED", "discard": "DISCARDED"}[decision], "looked at it")
     if decision == "requeue":
         assert rows() == [("QUEUED", 0)]
-        ingest(engine(), delivered(ledger))
+        deliver(engine(), delivered(ledger))
         assert rows() == [("RETRYING", 1)]
     assert effects() == {}
 
@@ -164,7 +164,7 @@ def test_no_task_is_lost_while_the_broker_is_unreachable_for_twenty_minutes(
     assert set(rows("status")) == {("QUEUED",)}
     move(ledger, 600)
     for _ in range(3):
-        ingest(engine(), delivered(ledger))
+        deliver(engine(), delivered(ledger))
         repair_lost_wakeups(depth=None)
         move(ledger, 600)
     assert set(rows()) == {("SUCCEEDED", 0)}

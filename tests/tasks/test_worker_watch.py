@@ -14,7 +14,7 @@ from models.engine import engine
 from models.sql import sql
 from tasks import ticks
 from tasks.core.holders import holder_of
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.recovery.tick_rows import BEAT, record_tick, single_flight
 from tasks.worker_watch import ChildPids, WorkerWatch
 from tests.outbox.ledger import move
@@ -32,7 +32,7 @@ def test_the_lease_of_a_killed_child_is_reclaimed_at_once(ledger: ServersOfTests
     pid = os.fork()
     if pid == 0:
         failpoint.arm("ingest.after_claim=kill")
-        ingest(engine(), ids)
+        deliver(engine(), ids)
         os._exit(1)
     children.add(pid)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie

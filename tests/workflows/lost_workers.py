@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import failpoint
 import settings
 from models.engine import engine
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.recovery.reclaim import reclaim_leases
 from tests.servers import ServersOfTests
 from tests.tasks.lost_workers import later
@@ -34,7 +34,7 @@ class Worker:
             time.monotonic = lambda: real() + self.paused_seconds.value
             failpoint.arm(failpoints)
             try:
-                ingest(engine(), [task_id])
+                deliver(engine(), [task_id])
             finally:
                 os._exit(0)
 
@@ -70,4 +70,4 @@ def reclaim_and_run(stack: ServersOfTests, task_id: uuid.UUID) -> None:
     later(stack, settings.current().ingest_lease_seconds + 1)
     assert reclaim_leases(engine(), settings.current()).charged == 1
     later(stack, FIRST_RETRY_SECONDS)
-    ingest(engine(), [task_id])
+    deliver(engine(), [task_id])

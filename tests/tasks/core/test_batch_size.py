@@ -18,7 +18,7 @@ from tasks.core import batch_size
 from tasks.core import wakeups as core_wakeups
 from tasks.core.registry import Handler, find, handlers
 from tasks.execution.claim import claim
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.recovery.lost_wakeups import repair
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
@@ -75,7 +75,7 @@ def test_a_batch_that_turns_out_to_be_slow_keeps_its_results_and_releases_the_re
         batch_size.record_duration(handler, 0.0)  # it was quick until now
         ids = submitted(20, TYPE)
         before = len(wakeups())
-        ingest(engine(), ids)
+        deliver(engine(), ids)
         done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
         assert done == ids[:2], "the second task started within the time"
         assert set(released(ids)) == set(ids) - set(done)
@@ -99,7 +99,7 @@ def test_tasks_of_a_message_beyond_a_small_batch_are_woken_for_others_at_once(le
         assert after_commit_publisher().wait_until_idle(10)
         ledger.flush_redis()
         batch_size.record_duration(handler, 0.2)
-        ingest(engine(), ids)
+        deliver(engine(), ids)
     done = [id_ for (id_,) in rows("id", "status = 'SUCCEEDED'")]
     assert len(done) == 2
     assert seen[0] == 8, "the rest is woken before the first task of the batch has run"
@@ -139,7 +139,7 @@ def test_tasks_that_run_alone_after_a_broken_batch_get_new_time(clock: BatchCloc
     with handled(TYPE, last_fails) as handler:
         batch_size.record_duration(handler, 0.0)
         ids = submitted(3, TYPE, lambda n: "last" if n == 2 else n)
-        ingest(engine(), ids)
+        deliver(engine(), ids)
     assert sorted(rows()) == [("RETRYING", 1), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
     assert released(ids) == []
 
@@ -151,7 +151,7 @@ def test_a_type_whose_first_task_is_slow_is_shared_from_the_third_task_on(
     function = (lambda _task, _db: clock.passes(0.6)) if transactional else (lambda _task: clock.passes(0.6))
     with handled(TYPE, function, transactional=transactional):
         ids = submitted(10, TYPE)
-        ingest(engine(), ids)
+        deliver(engine(), ids)
         assert batch_size.batch_of(find(TYPE)) == 1
     assert rows("id", "status = 'SUCCEEDED'") == [(ids[0],), (ids[1],)]
     assert sorted(id_ for wakeup in wakeups()[1:] for id_ in wakeup.ids) == ids[2:]
@@ -167,7 +167,7 @@ def test_a_lost_wakeup_of_a_task_left_to_others_is_noticed_after_one_grace(
         assert after_commit_publisher().wait_until_idle(10)
         move(ledger, 3600)
         batch_size.record_duration(handler, 1.0)
-        ingest(engine(), ids)
+        deliver(engine(), ids)
         assert after_commit_publisher().wait_until_idle(10)
         ledger.flush_redis()
         move(ledger, settings.current().ingest_wakeup_grace_ms / 1000 + 1)
@@ -180,5 +180,5 @@ def test_tasks_that_cannot_be_woken_for_others_run_here_and_are_not_charged(monk
     with handled(TYPE, quickly) as handler:
         ids = submitted(3, TYPE)
         batch_size.record_duration(handler, 1.0)
-        ingest(engine(), ids)
+        deliver(engine(), ids)
     assert rows() == [("SUCCEEDED", 0)] * 3

@@ -16,7 +16,7 @@ from models.sql import sql
 from tasks import LeaseLost
 from tasks.core.steps import Steps
 from tasks.core.task import Task
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.operations import dead_tasks
 from tasks.recovery.reclaim import reclaim_leases
 from tests.servers import ServersOfTests
@@ -333,7 +333,7 @@ def test_a_step_whose_answer_is_lost_is_stored_and_not_called_again(arrives: boo
 
     with handled(TYPE, cut, transactional=False, retriable=[OnPurpose]):
         (id_,) = submitted(1, TYPE)
-        ingest(far, [id_])
+        deliver(far, [id_])
     far.dispose()
     line.close()
     assert line._cut_at is None, "the connection was not cut"

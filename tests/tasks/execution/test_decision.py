@@ -13,7 +13,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import DBAPIError
 
 from models.errors import LeaseLost
-from models.ledger_outage import REPETITIONS
+from models.ledger_outage import REPETITIONS, outage
 from settings import ROOT
 from tasks import Discard, Permanent, Snooze, TryLater
 from tasks.core.outcomes import (
@@ -127,8 +127,20 @@ def test_what_happened_leads_to_its_outcome(row: str, error: BaseException, now:
     assert described(decide(error, now)) == expected
 
 
+IN_OUTAGE = "the soft limit while the ledger is unreachable"
+
+
+def test_a_soft_limit_that_strikes_while_a_step_waits_for_the_ledger_is_not_charged() -> None:
+    try:
+        outage.note_failure(LedgerLost())
+        test_what_happened_leads_to_its_outcome(IN_OUTAGE, SoftTimeLimit(3), situation(), "Released")
+    finally:
+        outage.note_answer()
+    test_what_happened_leads_to_its_outcome("the soft limit", SoftTimeLimit(3), situation(), "Retry timeout")
+
+
 def test_every_row_of_the_table_has_a_case_and_is_explained() -> None:
-    assert {row for row, *_ in CASES} == {row.what for row in TABLE}
+    assert {row for row, *_ in CASES} | {IN_OUTAGE} == {row.what for row in TABLE}
     page = (ROOT / "docs" / "internals.md").read_text()
     for documentation in (inspect.getdoc(inspect.getmodule(decide)) or "", page):
         assert [row.what for row in TABLE if row.what not in documentation] == []
@@ -176,6 +188,25 @@ def test_only_a_task_that_ran_alone_is_charged_with_a_lost_process(
     count: int, reason: str | None, expected: str
 ) -> None:
     outcomes = decide_lost_process([task() for _ in range(count)], "host:1", reason)
+    assert [described(outcome) for outcome in outcomes.values()] == [expected] * count
+
+
+@pytest.mark.parametrize(
+    ("count", "losses", "reason", "expected"),
+    [
+        (1, 0, None, "Released"),
+        (1, 1, None, "Released"),
+        (1, 2, None, "Retry worker_lost"),
+        (2, 0, None, "Released"),
+        (2, 2, None, "Isolated"),
+        (1, 0, "The handler exceeded its hard limit of 3 s.", "Retry timeout"),
+    ],
+)
+def test_a_worker_that_is_lost_while_postgresql_restarts_is_charged_at_the_third_time_in_a_row(
+    count: int, losses: int, reason: str | None, expected: str
+) -> None:
+    tasks = [task() for _ in range(count)]
+    outcomes = decide_lost_process(tasks, "host:1", reason, losses_in_restarts=losses)
     assert [described(outcome) for outcome in outcomes.values()] == [expected] * count
 
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 MOST: Final = 6
 # docs/internals.md has a diagram of these calls.
-IN_A_TRANSACTION: Final = ["ingest", "run", "run_in_transaction", "_attempt", "call_handler", "SoftLimit.call"]
-OUTSIDE: Final = ["ingest", "run", "run_outside", "call_handler", "SoftLimit.call"]
+IN_A_TRANSACTION: Final = ["deliver", "run", "run_in_transaction", "_attempt", "call_handler", "SoftLimit.call"]
+OUTSIDE: Final = ["deliver", "run", "run_outside", "call_handler", "SoftLimit.call"]
 
 
 def frames_below_the_celery_task() -> list[str]:

@@ -17,7 +17,7 @@ import settings
 from models.engine import engine
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.recovery.reclaim import reclaim_leases
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import handled, leases, scalar
@@ -57,7 +57,7 @@ def work(dice: random.Random) -> None:
     while ids := open_ids():
         dice.shuffle(ids)
         for start in range(0, min(len(ids), 60), 5):
-            ingest(engine(), ids[start : start + 5])
+            deliver(engine(), ids[start : start + 5])
 
 
 def kill_workers(stack: ServersOfTests, dice: random.Random, *, kills: int) -> int:

@@ -18,7 +18,7 @@ from models.engine import engine, make_engine
 from models.sql import sql
 from tasks import Finish
 from tasks.core.task import Task
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.execution.stopping import WorkerStops
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
@@ -152,17 +152,17 @@ def test_a_handler_that_crashes_its_own_backend_is_charged_at_the_third_loss_in_
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_commit_whose_answer_was_lost_is_never_run_again(count: int, line: Line, through_the_line: Engine) -> None:
     ids = inserting({0: lambda *_: line.cut_at("COMMIT", but_it_arrives=True)}, count)
-    ingest(through_the_line, ids)
+    deliver(through_the_line, ids)
     are_well(ids)
     assert audits() == []
-    ingest(through_the_line, ids)
+    deliver(through_the_line, ids)
     are_well(ids)
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_commit_that_never_arrived_leaves_no_effect(count: int, line: Line, through_the_line: Engine) -> None:
     ids = inserting({0: once(lambda *_: line.cut_at("COMMIT", but_it_arrives=False))}, count)
-    ingest(through_the_line, ids)
+    deliver(through_the_line, ids)
     assert rows("status, attempt_count, isolated") == [("QUEUED", 0, False)] * count
     assert (effects(), leases(), audits()) == ({}, 0, [])
 
@@ -211,13 +211,13 @@ def test_work_that_is_finished_while_the_ledger_is_unreachable_is_kept_until_it_
 
     with handled("test.elsewhere", inside if transactional else outside, transactional=transactional, max_attempts=1):
         ids = submitted(count, "test.elsewhere", lambda n: n)
-        ingest(through_the_line, ids)
+        deliver(through_the_line, ids)
         assert len(outage) == 5
         if transactional:  # its transaction was lost, so it runs again
             assert {attempts for _, attempts in rows()} == {0}
-            ingest(through_the_line, ids)
+            deliver(through_the_line, ids)
         else:
-            ingest(through_the_line, ids[1:])  # the slow batch has left the others to other workers
+            deliver(through_the_line, ids[1:])  # the slow batch has left the others to other workers
             assert calls == list(range(count)), "a finished handler ran again"
     assert rows("status, attempt_count, result") == [("SUCCEEDED", 0, "done")] * count
     assert (leases(), audits()) == (0, [])
@@ -230,7 +230,7 @@ def test_a_message_is_kept_while_the_ledger_is_unreachable(
 ) -> None:
     ids = submitted(3)
     line.go_down()
-    ingest(through_the_line, ids)
+    deliver(through_the_line, ids)
     assert len(outage) == 5
     are_well(ids)
 
@@ -239,10 +239,10 @@ def test_a_message_is_kept_while_the_ledger_is_unreachable(
 def test_a_claim_whose_answer_was_lost_is_released_and_claimed_again_when_the_ledger_answers(
     count: int, line: Line, through_the_line: Engine, outage: list[str]
 ) -> None:
-    ingest(through_the_line, submitted(1))  # prepares the statement
+    deliver(through_the_line, submitted(1))  # prepares the statement
     ids = submitted(count)
     line.cut_at("EXECUTE", but_it_arrives=True)
-    ingest(through_the_line, ids)
+    deliver(through_the_line, ids)
     assert len(outage) == 5, "the ledger stayed unreachable after the answer was lost"
     assert (set(rows()), leases()) == ({("SUCCEEDED", 0)}, 0)
     assert [to for _, to in transitions(ids[0])] == ["QUEUED", "RUNNING", "QUEUED", "RUNNING", "SUCCEEDED"]
@@ -267,7 +267,7 @@ def test_a_finish_that_loses_its_connection_is_written_again_and_its_handler_doe
 
     with handled("test.elsewhere", work, transactional=False, max_attempts=1):
         (id_,) = submitted(1, "test.elsewhere")
-        ingest(through_the_line, [id_])
+        deliver(through_the_line, [id_])
     assert called == ["handler", "write", "write"]
     assert rows("status, attempt_count, result") == [("SUCCEEDED", 0, "done")]
     assert (effects(), leases(), audits()) == ({id_: 1}, 0, [])
@@ -282,7 +282,7 @@ def test_steps_wait_for_an_unreachable_ledger(line: Line, through_the_line: Engi
         return [first, each.step("second", lambda: "after")]
 
     with handled("test.elsewhere", work, transactional=False, max_attempts=1):
-        ingest(through_the_line, submitted(1, "test.elsewhere"))
+        deliver(through_the_line, submitted(1, "test.elsewhere"))
     assert rows("status, attempt_count, result") == [("SUCCEEDED", 0, ["before", "after"])]
     assert len(outage) == 5
 
@@ -296,7 +296,7 @@ def test_a_failure_is_charged_once_although_the_answer_to_its_settling_was_lost(
         raise OnPurpose("on purpose")
 
     (id_,) = inserting({0: fail}, 1)
-    ingest(through_the_line, [id_])
+    deliver(through_the_line, [id_])
     assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "handler_error")]
     assert [to for _, to in transitions(id_)] == ["QUEUED", "RUNNING", "RETRYING"]
     assert (leases(), audits()) == (0, [])
@@ -309,7 +309,7 @@ def test_an_effect_outside_the_ledger_is_settled_although_the_connection_was_los
     """The handler has had its effect, so a lost connection must not make it run again."""
     with handled("test.elsewhere", lambda _task: line.cut_at("COMMIT", but_it_arrives=arrives), transactional=False):
         (id_,) = submitted(1, "test.elsewhere")
-        ingest(through_the_line, [id_])
+        deliver(through_the_line, [id_])
     assert rows() == [("SUCCEEDED", 0)]
     assert (leases(), audits()) == (0, [])
 
@@ -328,7 +328,7 @@ def test_a_task_lost_while_it_was_settled_blocks_the_rest_of_its_key(line: Line,
     with handled("test.elsewhere", lose_the_first, transactional=False):
         ids = submitted(2, "test.elsewhere", lambda n: n, partition_key="k")
         with watching(through_the_line, "handle_error", take_away_both):
-            ingest(through_the_line, ids)
+            deliver(through_the_line, ids)
     assert ran == [0]
 
 
@@ -345,7 +345,7 @@ def test_an_effect_outside_the_ledger_is_settled_although_all_connections_are_in
     monkeypatch.setattr("models.ledger_outage.logger.warning", free_one)
 
     with handled("test.elsewhere", lambda _task: taken.append(small.connect()), transactional=False):
-        ingest(small, submitted(1, "test.elsewhere"))
+        deliver(small, submitted(1, "test.elsewhere"))
     small.dispose()
     assert (rows(), leases(), taken) == ([("SUCCEEDED", 0)], 0, [])
 
@@ -382,7 +382,7 @@ def test_a_worker_that_must_stop_while_the_ledger_is_unreachable_leaves_its_task
 
     ids = inserting({0: once(lose_for_good)}, count)
     with pytest.raises(WorkerStops):
-        ingest(make_engine(line.url), ids)
+        deliver(make_engine(line.url), ids)
     assert set(rows("status, lease_token IS NULL")) == {("RUNNING", False)}
     assert leases() == 1
     move(ledger, settings.current().ingest_lease_seconds + 1)

@@ -17,7 +17,7 @@ from models.sql import sql
 from tasks import Finish, LeaseLost
 from tasks.core.lease import HeldLease, WatchedTask
 from tasks.core.task import Task
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.execution.heartbeat import heartbeat
 from tasks.execution.time_limits import SoftLimit, SoftTimeLimit
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
@@ -109,7 +109,7 @@ def test_the_hard_limit_ends_the_process_of_a_handler_that_ignores_exceptions(le
 
     with handled(TYPE, endless, transactional=False, soft_limit_seconds=0.1, hard_limit_seconds=0.3):
         ids = submitted(1, TYPE)
-        _, status = os.waitpid(start_child(lambda: ingest(engine(), ids)), 0)
+        _, status = os.waitpid(start_child(lambda: deliver(engine(), ids)), 0)
         assert os.WIFSIGNALED(status)
         assert reclaim_lost(ledger).charged == 1
     assert state(ids[0]) == ("RETRYING", 1, "timeout")

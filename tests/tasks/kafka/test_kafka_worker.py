@@ -19,7 +19,7 @@ from failpoint import arm
 from models.engine import engine, make_engine
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks.core import batch_size
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.execution.stopping import WorkerStops
 from tasks.kafka import intake as intake_module
 from tasks.kafka import worker as worker_module
@@ -248,7 +248,7 @@ def test_records_of_a_partition_that_moves_to_another_worker_run_once(
     wait_until(lambda: another.turn(0.05) >= 0 and another.intake.assigned(), "the other worker has some partitions")
     kept = one.intake.waiting()
     assert 0 < len(kept) < 6
-    ingest(engine(), taken, owned=one.intake.owned)  # including records of partitions that have moved
+    deliver(engine(), taken, owned=one.intake.owned)  # including records of partitions that have moved
     wait_until(
         lambda: one.turn(0.05) + another.turn(0.05) == 0 and not topic.progress().waiting, "all offsets are committed"
     )
@@ -281,5 +281,5 @@ def test_a_signal_interrupts_a_handler_inside_or_outside_a_transaction(transacti
     with handled("test.stop", inside if transactional else outside, transactional=transactional):
         ids = submitted_in_sql(2, "test.stop")
         with pytest.raises(WorkerStops):
-            ingest(engine(), ids)
+            deliver(engine(), ids)
     assert rows() == [("QUEUED", 0)] * 2

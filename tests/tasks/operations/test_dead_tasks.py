@@ -25,7 +25,7 @@ from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import broker, ticks
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.operations.dead_letter_queue import sync
 from tasks.operations.dead_tasks import Choice, count, discard, requeue
 from tests.outbox.ledger import rows as events
@@ -93,7 +93,7 @@ def test_a_task_that_dies_again_meanwhile_is_not_requeued_for_ever(stack: Server
     seen = []
     for batch in requeue(engine(), Choice(), actor="me", batch=1):
         seen += batch
-        ingest(engine(), batch)
+        deliver(engine(), batch)
         assert after_commit_publisher().wait_until_idle(60)
     assert sorted(seen) == sorted(tasks)
     assert statuses(tasks) == ["DEAD", "DEAD"]

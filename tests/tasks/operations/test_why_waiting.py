@@ -17,7 +17,7 @@ from tasks import broker
 from tasks.core.registered_types import LIVE_SECONDS
 from tasks.core.registry import handlers
 from tasks.execution import claim
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.operations import why_waiting
 from tasks.operations.task_details import read_details
 from tasks.operations.why_waiting import QueueState, ReasonCode, reasons
@@ -117,7 +117,7 @@ def test_the_wakeup_of_another_task_is_not_shown(stack: ServersOfTests) -> None:
 
 def test_a_retrying_task_has_its_wakeup_for_the_time_of_the_retry(stack: ServersOfTests) -> None:
     (task,) = submitted({"fail": 1})
-    ingest(engine(), [task])
+    deliver(engine(), [task])
     with engine().connect() as connection:
         found = read_details(connection, task)
     assert [wakeup.next_retry_at for wakeup in found.wakeups if wakeup.locked_by is None] == [found.task.next_retry_at]

@@ -19,7 +19,7 @@ from outbox.relay import Relay
 from tasks import NewTask, submit_many
 from tasks.core.registry import handlers
 from tasks.execution.claim import claim
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.recovery.lost_wakeups import repair
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
@@ -162,7 +162,7 @@ def test_the_wakeup_of_a_scheduled_task_is_lost_only_after_its_time(ledger: Serv
 def test_a_task_without_a_handler_waits_and_is_not_charged(ledger: ServersOfTests) -> None:
     with engine().begin() as connection:
         id_ = connection.execute(sql("SELECT ledger.ingest_submit('not.yet.deployed', '{}')")).scalar_one()
-    ingest(engine(), [id_])
+    deliver(engine(), [id_])
     assert rows() == [("QUEUED", 0)]
     assert wakeups()[-1].due_at is not None
     assert effects() == {}

@@ -24,13 +24,13 @@ from tasks.core import registry
 from tasks.core.lease import HeldLease
 from tasks.core.registry import handlers
 from tasks.execution.claim import Claim
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.execution.heartbeat import heartbeat
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.command_line import manage
-from tests.tasks.deliveries import at_commit, leases, submitted
+from tests.tasks.deliveries import at_commit, leases, scalar, submitted
 from tests.tasks.deliveries import claimed as claimed_by
 from tests.tasks.lost_workers import LEASE, killed, later, start_child
 from tests.tasks.work import SCRIPTS, effects, insert, rows, task, transitions, wakeups
@@ -65,6 +65,24 @@ def test_a_task_that_was_alone_is_charged_and_woken_again(ledger: ServersOfTests
     assert wakeups()[-1].due_at == found["next_retry_at"]
 
 
+def test_a_worker_that_is_lost_while_postgresql_restarts_costs_no_attempt_until_the_third_time(
+    ledger: ServersOfTests,
+) -> None:
+    """A worker that is stopped during the outage cannot write down that it releases its task."""
+    (id_,) = submitted(1, max_attempts=1)
+    statuses = []
+    for _ in range(3):
+        claimed([id_])
+        scalar("""
+            UPDATE ledger.task_lease SET is_extended = true, claimed_at = pg_postmaster_start_time() - interval '1 s'
+            RETURNING 1
+        """)
+        later(ledger, LEASE + 1)
+        reclaimed()
+        statuses += rows("status, attempt_count, error_code")
+    assert statuses == [("QUEUED", 0, None), ("QUEUED", 0, None), ("DEAD", 1, "worker_lost")]
+
+
 def test_a_task_that_loses_its_worker_in_its_last_attempt_is_dead(ledger: ServersOfTests) -> None:
     (id_,) = submitted(1, max_attempts=1)
     claimed([id_])
@@ -95,7 +113,7 @@ def test_a_lost_batch_is_not_charged_and_its_tasks_run_alone(ledger: ServersOfTe
     assert leases() == 0
     assert rows("status, attempt_count, isolated") == [("RETRYING", 0, True)] * 5
     assert sorted(len(wakeup.ids) for wakeup in wakeups())[:-1] == [1] * 5
-    ingest(engine(), ids)
+    deliver(engine(), ids)
     assert rows("status, attempt_count") == [("SUCCEEDED", 0)] * 5
     assert set(effects().values()) == {1}
 
@@ -112,7 +130,7 @@ def test_a_task_that_crashes_its_process_does_not_harm_its_batch(ledger: Servers
         session.commit()
     ids += [poison.task_id, *submitted(62, "test.scripted", payload)]
     for _ in range(6):
-        in_a_child(lambda: ingest(engine(), [i for i in ids if task(i)["status"] in ("QUEUED", "RETRYING")]))
+        in_a_child(lambda: deliver(engine(), [i for i in ids if task(i)["status"] in ("QUEUED", "RETRYING")]))
         later(ledger, LEASE + 1)
         reclaimed()
         if not rows(where="status NOT IN ('SUCCEEDED', 'DEAD')"):
@@ -129,12 +147,12 @@ def test_a_worker_that_continues_after_its_lease_was_reclaimed_writes_nothing(le
     def lose_the_lease(*_: Any) -> None:
         later(ledger, LEASE + 1)
         assert reclaimed().isolated == 4
-        ingest(engine(), ids)  # another worker finishes them
+        deliver(engine(), ids)  # another worker finishes them
 
     SCRIPTS["lose"] = lose_the_lease
     SCRIPTS["insert"] = insert
     (slow,) = submitted(1, "test.scripted", {"do": "lose"})
-    ingest(engine(), [slow, *ids])
+    deliver(engine(), [slow, *ids])
     assert effects() == dict.fromkeys(ids, 1)
     with engine().begin() as connection:
         audits = connection.execute(sql("SELECT task_id, code FROM ledger.task_audit")).all()
@@ -145,7 +163,7 @@ def test_a_worker_that_continues_after_its_lease_was_reclaimed_writes_nothing(le
 def test_an_expired_lease_that_was_not_reclaimed_is_still_valid(ledger: ServersOfTests) -> None:
     SCRIPTS["slow"] = lambda *_: later(ledger, 3 * LEASE)
     (id_,) = submitted(1, "test.scripted", {"do": "slow"})
-    ingest(engine(), [id_])
+    deliver(engine(), [id_])
     assert rows() == [("SUCCEEDED", 0)]
 
 
@@ -254,7 +272,7 @@ def test_a_handler_that_runs_for_three_leases_keeps_its_task(
 
     SCRIPTS["long"] = take_long
     ids = submitted(1, "test.scripted", {"do": "long"})
-    worker = threading.Thread(target=ingest, args=(engine(), ids))
+    worker = threading.Thread(target=deliver, args=(engine(), ids))
     worker.start()
     reclaims, until = 0, time.monotonic() + 3.2
     while time.monotonic() < until or reclaims <= 10:
@@ -271,10 +289,10 @@ def test_a_handler_that_runs_for_three_leases_keeps_its_task(
 def test_a_handler_that_ignores_its_limits_loses_its_process_but_harms_no_other_task(ledger: ServersOfTests) -> None:
     handler("test.endless", soft_limit_seconds=0.1, hard_limit_seconds=0.3, max_attempts=1)(never_ends)
     (before,), (endless,), (after,) = (submitted(1, "test.endless", payload) for payload in (None, "endless", None))
-    in_a_child(lambda: ingest(engine(), [before, endless, after]))
+    in_a_child(lambda: deliver(engine(), [before, endless, after]))
     later(ledger, LEASE + 1)
     assert reclaimed().isolated == 3
-    in_a_child(lambda: ingest(engine(), [before, after, endless]))
+    in_a_child(lambda: deliver(engine(), [before, after, endless]))
     later(ledger, LEASE + 1)
     reclaimed()
     assert rows("status, attempt_count, error_code", f"id = '{endless}'") == [("DEAD", 1, "timeout")]
@@ -301,11 +319,11 @@ def test_a_worker_that_is_killed_anywhere_leaves_each_effect_once(
 ) -> None:
     ids = submitted(count)
     killed(ids, f"{place}=kill")
-    ingest(engine(), ids)  # the broker delivers the message again while the tasks are still leased
+    deliver(engine(), ids)  # the broker delivers the message again while the tasks are still leased
     later(ledger, LEASE + 1)
     reclaimed()
     later(ledger, 600)
-    ingest(engine(), ids)
+    deliver(engine(), ids)
     assert set(rows("status")) == {("SUCCEEDED",)}
     assert effects() == dict.fromkeys(ids, 1)
     assert leases() == 0

@@ -20,7 +20,7 @@ from models.status import TaskStatus
 from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import NewTask, Submitted, Task, submit, submit_many
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.submission import submit as submit_module
 from tests.outbox.ledger import arrived, move, woken
 from tests.servers import ServersOfTests
@@ -150,7 +150,7 @@ def test_a_task_that_a_handler_submits_is_not_woken_before_the_batch_commits(sta
     work.SCRIPTS["submit"] = submit_another
     with engine().begin() as connection:  # its wake-up is not published
         parent = submit(connection, "test.scripted", {"do": "submit"}).task_id
-    ingest(engine(), [parent])
+    deliver(engine(), [parent])
     wait_until_published()
     child, woken_before = seen
     assert woken_before == set()
@@ -166,7 +166,7 @@ def test_a_failed_handler_leaves_no_task_that_it_submitted(stack: ServersOfTests
     work.SCRIPTS["submit and fail"] = submit_and_fail
     with engine().begin() as connection:
         found = submit_many(connection, [NewTask("test.scripted", {"do": "submit and fail"}) for _ in range(2)])
-    ingest(engine(), [each.task_id for each in found])
+    deliver(engine(), [each.task_id for each in found])
     wait_until_published()
     assert rows("type, status") == [("test.scripted", "RETRYING")] * 2
     assert woken(stack) == []
@@ -326,6 +326,6 @@ def test_a_submitted_task_runs(session: Session) -> None:
     found = submit_many(session, [NewTask("test.many", n) for n in range(60)])
     found.append(submit(session, "test.insert", 'quotes " and \\ and {braces}, NULL'))
     session.commit()
-    ingest(engine(), [each.task_id for each in found])
+    deliver(engine(), [each.task_id for each in found])
     assert Counter(row[0] for row in rows("status")) == {"SUCCEEDED": 61}
     assert work.effects() == Counter(each.task_id for each in found)

@@ -22,7 +22,7 @@ from outbox.relay import Relay
 from tasks import NewTask
 from tasks.core.registry import NAME
 from tasks.core.task_ids import keyed_id
-from tasks.execution.deliver import ingest
+from tasks.execution.deliver import deliver
 from tasks.submission.envelope import KEY_LIMIT, check_task
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
@@ -56,7 +56,7 @@ def test_a_client_submits_in_its_own_transaction_and_the_relay_publishes_the_wak
     assert relay.tick().sent == 1
     assert arrived(stack) == {str(id_): 1}
     work.sink()
-    ingest(engine(), [id_])
+    deliver(engine(), [id_])
     assert work.effects() == {id_: 1}
 
 
