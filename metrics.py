@@ -2,8 +2,8 @@
 
 A program with several processes calls `share_between_processes` when it starts, before it forks. From then on its
 counters are files in PROMETHEUS_MULTIPROC_DIR: a folder of its own that is removed at exit, unless the variable was set
-by the operator. The only gauge says whether a process can reach the ledger; all other gauges are read from the ledger
-and the broker when metrics are scraped.
+by the operator. Gauges here say whether a process can reach the ledger, and what the last recovery of sinks has found;
+all other gauges are read from the ledger and the broker when metrics are scraped.
 """
 
 from __future__ import annotations
@@ -84,6 +84,19 @@ INGEST_STREAM_RECLAIM_TOTAL: Final = Counter(
 )
 LEASE_LOST_TOTAL: Final = Counter("lease_lost_total", "Tasks that could not be settled because the lease was lost")
 LEASE_EXPIRED_TOTAL: Final = Counter("lease_expired_total", "Leases that expired and were reclaimed")
+SINK_RECOVERY_TOTAL: Final = Counter(
+    "celeriac_sink_recovery_total", "Orders of recovery to sinks, by outcome", ["sink", "outcome"]
+)
+PREPARED_TRANSACTIONS: Final = Gauge(
+    "celeriac_prepared_transactions",
+    "Transactions in sinks that are not finished, at the last recovery",
+    multiprocess_mode="mostrecent",
+)
+PREPARED_TRANSACTION_OLDEST_SECONDS: Final = Gauge(
+    "celeriac_prepared_transaction_oldest_seconds",
+    "Age of the oldest of them, at the last recovery",
+    multiprocess_mode="mostrecent",
+)
 LEDGER_UNREACHABLE: Final = Gauge(
     "celeriac_ledger_unreachable", "1 while a process waits for PostgreSQL", multiprocess_mode="livemax"
 )

@@ -19,7 +19,9 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     AliasGenerator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
@@ -49,6 +51,17 @@ ALIASES: Final = {
     "outbox_retry_max_backoff_ms": "INGEST_KAFKA_RETRY_MAX_BACKOFF_MS",
     "outbox_publish_batch_size": "INGEST_KAFKA_PUBLISH_BATCH_SIZE",
     "outbox_publish_interval_ms": "INGEST_KAFKA_PUBLISH_INTERVAL_MS",
+}
+SINK_NAME: Final = r"^[a-z][a-z0-9_-]{0,39}$"  # it is part of transaction names, which have at most 199 bytes
+GUARANTEES_OF_SINKS: Final = {  # by the scheme of the address
+    "ledger": ("atomic",),
+    "outbox": ("at_least_once",),
+    "postgresql": ("keyed", "two_phase"),
+    "file": ("two_phase",),
+    "redis": ("keyed", "script"),
+    "rediss": ("keyed", "script"),
+    "http": ("keyed",),
+    "https": ("keyed",),
 }
 DESTINATION_SCHEMES: Final = ("https", "http", "redis-stream", "rediss-stream", "amqp", "amqps", "kafka")
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
@@ -123,6 +136,31 @@ def _destinations(value: dict[str, str]) -> dict[str, str]:
             known = ", ".join(f"{known}://" for known in DESTINATION_SCHEMES)
             raise ValueError(f"the address of {name!r} must begin with one of {known}")
     return value
+
+
+class SinkSetting(BaseModel):
+    """One entry of SINKS."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    url: str
+    guarantee: Literal["atomic", "keyed", "two_phase", "script", "at_least_once"]
+    key_life_hours: float = Field(720, gt=0)
+
+    @model_validator(mode="after")
+    def _require_a_guarantee_that_the_sink_can_give(self) -> SinkSetting:
+        possible = GUARANTEES_OF_SINKS.get(self.scheme)
+        if possible is None:
+            raise ValueError(f"its url must begin with one of {', '.join(f'{each}:' for each in GUARANTEES_OF_SINKS)}")
+        if self.guarantee not in possible:
+            raise ValueError(f"a sink with a {self.scheme}: address has the guarantee {' or '.join(possible)}")
+        return self
+
+    @property
+    def scheme(self) -> str:
+        """The kind of the address; PostgreSQL's has several spellings."""
+        scheme = self.url.partition(":")[0].lower()
+        return "postgresql" if scheme in ("postgres", "postgresql+psycopg2") else scheme
 
 
 class Settings(BaseSettings):
@@ -237,6 +275,11 @@ class Settings(BaseSettings):
     checkpoint_interval_ms: int = setting(1000, "time between two checkpoints", ge=1)
     checkpoint_drain_ms: int = setting(5000, "longest wait of a checkpoint for running work", ge=0)
     checkpoint_claim_idle_ms: int = setting(60_000, "idle time after which another consumer may claim an entry", ge=1)
+    sinks: dict[Annotated[str, Field(pattern=SINK_NAME)], SinkSetting] = setting(
+        {},
+        'where effects of tasks go, as JSON: {"billing": {"url": "postgresql://…", "guarantee": "keyed"}}; '
+        "see docs/exactly-once.md",
+    )
     sink_dedup_enabled: bool = setting(True, "let sinks remember which effects they have applied")
 
     # backlog

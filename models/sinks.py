@@ -1,6 +1,6 @@
-"""The log of transactions in other systems. The ledger decides; a transaction without a decision is aborted.
+"""Sinks: the log of transactions in other systems, the identity of this ledger there, and which type uses which sink.
 
-See docs/protocol.md, Two-phase.
+The ledger decides about transactions; one without a decision is aborted. See docs/protocol.md, Two-phase.
 """
 
 from __future__ import annotations
@@ -63,3 +63,20 @@ class SinkTransaction(Base):
     state: Mapped[str] = mapped_column(server_default="open")
     created_at: Mapped[Stamp]
     decided_at: Mapped[datetime | None]
+
+
+class Installation(Base):
+    """The identity of this ledger in other systems. A new ledger never touches what an older one has left there."""
+
+    __table_args__ = checks(only_row="only_row")
+
+    only_row: Mapped[bool] = mapped_column(primary_key=True, server_default=text("true"))
+    id: Mapped[uuid.UUID] = mapped_column(server_default=text("gen_random_uuid()"))
+
+
+class SinkUse(Base):
+    """Tasks of this type have used this sink, so it may have effects of them."""
+
+    type: Mapped[str] = mapped_column(primary_key=True)
+    sink: Mapped[str] = mapped_column(primary_key=True)
+    created_at: Mapped[Stamp]

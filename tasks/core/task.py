@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from models.errors import Misuse
 from tasks.core.steps import RESUME_EVERY, Steps
@@ -23,6 +23,22 @@ class NoSteps(Misuse):
 
     code = "no_steps"
     remedy = "Declare the handler with `transactional=False`, or write to the database without a step."
+
+
+class NoSinks(Misuse):
+    """Sinks need a handler with transactional=False.
+
+    A transactional handler called `task.sink`. Its transaction could roll back after the sink has committed.
+    """
+
+    code = "no_sinks"
+    remedy = "Declare the handler with `transactional=False`; or write to the ledger's own database through `db`."
+
+
+class SinksOfTask(Protocol):
+    """The sinks of a running task (`sinks/task_sinks.py`)."""
+
+    def open(self, name: str) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +59,7 @@ class Task:
     partition_key: str | None = None
     key_seq: int | None = None  # its place in the order of its partition key
     steps: Steps | None = field(default=None, repr=False)  # None in a transactional handler
+    sinks: SinksOfTask | None = field(default=None, repr=False)  # None in a transactional handler
 
     def step(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
         """Call the function, store its result, and return the stored result after a retry."""
@@ -51,6 +68,12 @@ class Task:
     def resume(self, name: str, items: Iterable[Item], *, every: int = RESUME_EVERY) -> Iterator[Item]:
         """Yield the items; after a retry, those that are left. The last few may be repeated (at most `every`)."""
         return self._steps().resume(name, items, every=every)
+
+    def sink(self, name: str) -> Any:
+        """Return the sink that SINKS calls by this name. Its effect happens once for this task, as it guarantees."""
+        if self.sinks is None:
+            raise NoSinks
+        return self.sinks.open(name)
 
     def check_lease(self) -> None:
         """Raise LeaseLost if this worker may no longer run the task. Meant for long loops without steps."""

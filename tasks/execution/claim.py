@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Engine
 from models.driver_values import array, array_of_ids
 from models.engine import Bind, autocommit
 from models.ledger_outage import wait_for_ledger
+from sinks.task_sinks import TaskSinks
 from tasks.core import batch_size
 from tasks.core.lease import HeldLease
 from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Succeeded
@@ -64,6 +65,7 @@ class Claim:
     running: Sequence[Task] = ()  # the tasks of the current transaction or call; empty while a transaction is opened
     seconds: dict[Task, float] = field(default_factory=dict)  # how long the last call of the handler took for the task
     seconds_outside: dict[Task, float] = field(default_factory=dict)  # the part of them before `Finish.write` began
+    prepared: dict[Task, TaskSinks] = field(default_factory=dict)  # transactions in sinks that wait for a decision
     blocked_keys: dict[str, int] = field(default_factory=dict)  # partition key → no task after this `key_seq` may run
 
     @property

@@ -39,6 +39,7 @@ from sqlalchemy.exc import DBAPIError
 
 from models.driver_values import storable
 from models.errors import LeaseLost
+from models.guarded_session import TransactionMisused
 from models.ledger_outage import REPETITIONS, asks_to_repeat, outage
 from outbox.canonical_json import BadPayload, canonical_json
 from tasks.core.outcomes import (
@@ -65,7 +66,7 @@ from tasks.core.task import Task
 from tasks.execution.settle_statements import NO_SUCH_CURSOR
 from tasks.execution.stopping import what_stops
 from tasks.execution.time_limits import SoftTimeLimit
-from tasks.execution.transaction import TransactionMisused, TransactionState
+from tasks.execution.transaction import TransactionState
 
 LOSSES_BEFORE_CHARGE: Final = 2  # a handler that crashes its PostgreSQL backend must not run again for ever
 CONNECTION_LOST: Final = "the connection to PostgreSQL was lost"

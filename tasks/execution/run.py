@@ -5,7 +5,8 @@
                 each of the others runs in a transaction of its own. If it is unknown which task caused it, all of them
                 run again. After a lost connection all of them are released
     outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
-                `Finish` is written in the transaction that settles it
+                `Finish` is written in the transaction that settles it, and so is the decision about transactions
+                in two-phase sinks, which are finished afterwards (`sinks/task_sinks.py`)
 
 So a bad task costs the others of its batch a second run and no attempt, and its own writes are rolled back. Settling
 must return exactly the tasks that ran. If one is missing, another worker has taken it over or an operator has discarded
@@ -34,6 +35,7 @@ from sqlalchemy.orm import Session
 
 from failpoint import failpoint
 from models.errors import CeleriacError
+from sinks.task_sinks import TaskSinks
 from tasks.core.lease import WatchedTask
 from tasks.core.outcomes import DONE, SENTENCE_LIMIT, Failure, Finish, Isolated, Outcome, Released, Snoozed, Succeeded
 from tasks.core.registry import Handler
@@ -108,25 +110,36 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
 def run_outside(claim: Claim, task: Task) -> None:
     """Run a task outside a transaction. No connection is held while its handler runs."""
     claim.running = [task]
-    with_steps = replace(task, steps=Steps(claim.bind, task.id, claim.lease))  # a copy: another key in `claim.seconds`
+    sinks = TaskSinks(claim.bind, task, claim.lease)
+    steps = Steps(claim.bind, task.id, claim.lease)
+    given = replace(task, steps=steps, sinks=sinks)  # a copy: another key in `claim.seconds`
     claim.lease.watched = WatchedTask(task.id, claim.soft_limit.interrupter_of_next_call())
     now = Situation(claim.handler)
     outcome: Any
     try:
-        (result,) = call_handler(claim, claim.handler, [with_steps])
+        (result,) = call_handler(claim, claim.handler, [given])
         outcome = result if isinstance(result, Finish) else decide_result(result, now)
+        if isinstance(outcome, Succeeded | Finish):
+            sinks.before_settling()
+            outcome = sinks.finishing(result) if sinks.deferred else outcome
+        else:
+            sinks.abort()
     except BaseException as error:
+        sinks.abort()
         if stopped := what_stops(error):
             raise stopped from None
         outcome = decide(error, now)
     finally:
         claim.lease.watched = None
-        claim.seconds[task] = claim.seconds.pop(with_steps, 0.0)
+        claim.seconds[task] = claim.seconds.pop(given, 0.0)
+    if sinks.gids:
+        claim.prepared[task] = sinks
     if isinstance(outcome, Finish):
         claim.seconds_outside[task] = claim.seconds[task]
         run_in_transaction(claim, [task], _finishing(claim.handler, outcome))
     else:
         settle(claim, {task: outcome})
+    sinks.close()
 
 
 class RolledBack(NamedTuple):

@@ -8,6 +8,7 @@
     Released    RUNNING → QUEUED, with a wake-up
     Isolated    RUNNING → RETRYING, due now, with a wake-up of its own
 
+SUCCEEDED and the decision to commit the task's transactions in two-phase sinks are one commit (`sinks/two_phase.py`).
 A final state of a task with a partition key wakes the next task of that key. The lease ends with its last task, in the
 same commit.
 
@@ -95,7 +96,12 @@ def settle(claim: Claim, outcomes: Outcomes, *, seconds: float = math.inf) -> No
 def settle_in(db: Db, claim: Claim, outcomes: Outcomes, *, in_batch: bool = False) -> Outcomes:
     """Write these outcomes in the transaction of `db`. The caller commits and then calls `claim.mark_settled`."""
     is_last = len(outcomes) == len(claim.unsettled)
-    return write_outcomes(db, outcomes, token=claim.token, handler=claim.handler, is_last=is_last, in_batch=in_batch)
+    how: dict[str, Any] = {"handler": claim.handler, "is_last": is_last, "in_batch": in_batch}
+    settled = write_outcomes(db, outcomes, token=claim.token, **how)
+    for task, sinks in claim.prepared.items():
+        if isinstance(settled.get(task), Succeeded):
+            sinks.decide(db)
+    return settled
 
 
 def give_up(claim: Claim, task: Task) -> None:

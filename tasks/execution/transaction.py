@@ -1,12 +1,10 @@
 """The `db` of a transactional handler: a session in the transaction that also writes SUCCEEDED.
 
-A handler may do anything in it except end it: `commit`, `rollback` and `close` would separate the effect from the
-SUCCEEDED that belongs to it, and are refused. Savepoints (`begin_nested`) are the handler's own.
-
-A handler could also send COMMIT as text. The database refuses that: the transaction begins with a cursor WITH HOLD
-whose query fails when it is read, and a COMMIT has to read such a cursor to its end (`settle_statements.BEGIN_BATCH`).
-Settling closes the cursor. So a transaction that was not settled is never committed. If settling finds no cursor, the
-handler has rolled back its transaction and begun another one.
+A handler may do anything in it except end it (`models/guarded_session.py`). A handler could also send COMMIT as text.
+The database refuses that: the transaction begins with a cursor WITH HOLD whose query fails when it is read, and a
+COMMIT has to read such a cursor to its end (`settle_statements.BEGIN_BATCH`). Settling closes the cursor. So a
+transaction that was not settled is never committed. If settling finds no cursor, the handler has rolled back its
+transaction and begun another one.
 """
 
 from __future__ import annotations
@@ -14,26 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any, NoReturn
+from typing import Any
 
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
 from sqlalchemy import Connection, TextClause
-from sqlalchemy.orm import Session
 
 from models.engine import Bind
-from models.errors import CeleriacError, Misuse
+from models.errors import CeleriacError
+from models.guarded_session import GuardedSession, TransactionMisused
 from models.ledger_outage import wait_for_ledger
 from tasks.execution.settle_statements import BEGIN_BATCH, CHECK_DEFERRED
-
-
-class TransactionMisused(Misuse):
-    """The handler ended the transaction that it was given, in which its effects and SUCCEEDED commit together.
-
-    A transactional handler committed, rolled back or closed the session that it was given.
-    """
-
-    code = "transaction_misused"
-    remedy = "Remove the commit or rollback: Celeriac commits the handler's writes together with SUCCEEDED."
 
 
 class TransactionFailed(CeleriacError):
@@ -75,8 +63,8 @@ def handler_session(bind: Bind) -> Iterator[HandlerSession]:
         db.end()
 
 
-class HandlerSession(Session):
-    """A session that its handler cannot end."""
+class HandlerSession(GuardedSession):
+    """A session that its handler cannot end, not even with a COMMIT as text."""
 
     def __init__(self, bind: Bind) -> None:
         super().__init__(bind, expire_on_commit=False)
@@ -87,24 +75,6 @@ class HandlerSession(Session):
             self.end()
             raise
         self._driver: Any = self._plain.connection.dbapi_connection
-
-    def commit(self) -> NoReturn:
-        raise TransactionMisused
-
-    def rollback(self) -> NoReturn:
-        raise TransactionMisused
-
-    def close(self) -> NoReturn:
-        raise TransactionMisused
-
-    def invalidate(self) -> NoReturn:
-        raise TransactionMisused
-
-    def reset(self) -> NoReturn:
-        raise TransactionMisused
-
-    def __enter__(self) -> NoReturn:
-        raise TransactionMisused
 
     def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
         """Execute a statement. A `text` goes straight to the connection, which saves the session's own preparation."""
@@ -139,8 +109,4 @@ class HandlerSession(Session):
         """Commit. In a user's test this only releases a savepoint, so deferred constraints are checked here."""
         if isinstance(self.bind, Connection):
             self._plain.execute(CHECK_DEFERRED)
-        super().commit()
-
-    def end(self) -> None:
-        """Roll back what was not committed, and return the connection to the pool."""
-        super().close()
+        self.commit_as_owner()

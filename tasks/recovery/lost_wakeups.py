@@ -150,7 +150,8 @@ def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | N
                 rows = page.all()
             tasks = [OverdueTask(*row[:5]) for row in rows]
             if all_were_lost_at:
-                overdue = chosen = [task for task in tasks if task.last_wakeup_at < all_were_lost_at]
+                overdue = [task for task in tasks if task.last_wakeup_at < all_were_lost_at]
+                chosen: Sequence[OverdueTask] = overdue
             else:
                 overdue = [task for task, row in zip(tasks, rows, strict=True) if row.is_overdue]
                 chosen = choose(overdue)

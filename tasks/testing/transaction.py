@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 
 from models.engine import engine
 from models.errors import Misuse
+from models.guarded_session import TransactionMisused
 from outbox.lease import Db
-from tasks.execution.transaction import TransactionMisused
 
 ENDED: Final = "The handler ended the transaction of your test, and its content is lost. A handler must not commit."
 

@@ -334,6 +334,20 @@ CREATE TABLE ledger.sink_transaction (
 CREATE INDEX ix_sink_transaction_task_id ON ledger.sink_transaction (task_id);
 CREATE INDEX ix_sink_transaction_unfinished ON ledger.sink_transaction (created_at) WHERE state NOT IN ('committed', 'aborted');
 
+CREATE TABLE ledger.installation (
+    only_row boolean NOT NULL DEFAULT true,
+    id uuid NOT NULL DEFAULT gen_random_uuid(),
+    CONSTRAINT pk_installation PRIMARY KEY (only_row),
+    CONSTRAINT ck_installation_only_row CHECK (only_row)
+);
+
+CREATE TABLE ledger.sink_use (
+    type text NOT NULL,
+    sink text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_sink_use PRIMARY KEY (type, sink)
+);
+
 -- Documents.
 
 CREATE TABLE ledger.document (

@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from models.engine import engine
+from models.guarded_session import TransactionMisused
 from tasks.core.task import Task
-from tasks.execution.transaction import TransactionMisused
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import are_well, delivered, inserting, leases, scalar, scripted, submitted
 from tests.tasks.work import insert, rows, task

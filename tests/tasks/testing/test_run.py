@@ -14,9 +14,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from models.engine import engine
 from models.errors import Misuse
+from models.guarded_session import TransactionMisused
 from tasks import Discard, Finish, Permanent, Snooze, Task, submit
 from tasks.core import batch_size
-from tasks.execution.transaction import TransactionMisused
 from tasks.submission.submit import IdempotencyConflict
 from tasks.testing import deliver, run, run_due, run_many, travel
 from tests.servers import ServersOfTests

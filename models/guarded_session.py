@@ -1,0 +1,54 @@
+"""A session whose transaction its user cannot end: a handler, or the function that a sink runs.
+
+`commit`, `rollback` and `close` would separate the effect from what must commit with it, and are refused. Savepoints
+(`begin_nested`) are the user's own.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+from sqlalchemy.orm import Session
+
+from models.errors import Misuse
+
+ENDED_BY_FUNCTION: Final = "The function that was given to a sink ended its transaction, which the sink commits."
+
+
+class TransactionMisused(Misuse):
+    """The handler ended the transaction that it was given, in which its effects and SUCCEEDED commit together.
+
+    A transactional handler, or a function that was given to a sink, committed, rolled back or closed its session.
+    """
+
+    code = "transaction_misused"
+    remedy = "Remove the commit or rollback: Celeriac commits the handler's writes together with SUCCEEDED."
+
+
+class GuardedSession(Session):
+    """A session that refuses to be ended by its user. Its owner calls `commit_as_owner` and `end`."""
+
+    def commit(self) -> NoReturn:
+        raise TransactionMisused
+
+    def rollback(self) -> NoReturn:
+        raise TransactionMisused
+
+    def close(self) -> NoReturn:
+        raise TransactionMisused
+
+    def invalidate(self) -> NoReturn:
+        raise TransactionMisused
+
+    def reset(self) -> NoReturn:
+        raise TransactionMisused
+
+    def __enter__(self) -> NoReturn:
+        raise TransactionMisused
+
+    def commit_as_owner(self) -> None:
+        super().commit()
+
+    def end(self) -> None:
+        """Roll back what was not committed, and return the connection to the pool."""
+        super().close()

@@ -1,0 +1,188 @@
+"""A two-phase sink in PostgreSQL: PREPARE TRANSACTION, the ledger's decision, COMMIT PREPARED.
+
+The server must allow it: `max_prepared_transactions` above 0 (PostgreSQL's default is 0). A prepared transaction keeps
+its locks, and holds back vacuum, until it is finished; a restart does not end it. So recovery never waits long, and
+`manage.py sinks` shows the age of the oldest one.
+
+The connection is in the driver's autocommit mode and BEGIN is sent by hand: the driver would otherwise believe in a
+transaction that PREPARE has taken away from the connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg2.extensions import TRANSACTION_STATUS_INTRANS
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from failpoint import failpoint
+from models.engine import make_engine
+from models.errors import CeleriacError, Unreachable
+from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, TransactionMisused
+from sinks.contract import SinkNotReady
+from sinks.two_phase import Finished, TwoPhaseCommitSink, sink_of
+
+PREPARED: Final = "PREPARE TRANSACTION"  # the tag of the answer; a failed transaction answers ROLLBACK instead
+GONE: Final = "42704"  # undefined_object
+NOT_NOW: Final = "55000"  # object_not_in_prerequisite_state: busy in another session, or not allowed by the server
+LIST: Final = text("""
+    SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, :prefix)
+""")
+READY: Final = text(
+    "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts)"
+)
+ENABLE: Final = "set max_prepared_transactions in its configuration, for example to 100, and restart it"
+STATEMENT_TIMEOUT_SECONDS: Final = 60.0
+Function = Callable[[Any], Any]
+
+
+class NotPrepared(CeleriacError):
+    """A statement of the transaction failed, so it could not be prepared.
+
+    A function that was given to a two-phase sink caught a database error and went on.
+    """
+
+    code = "not_prepared"
+    remedy = "Run the statement that may fail inside `with db.begin_nested():`."
+
+
+@dataclass(slots=True)
+class PreparedTransaction:
+    """A transaction of this process, until it is prepared."""
+
+    gid: str
+    connection: Connection
+    db: GuardedSession
+    is_open: bool = True  # on our connection; afterwards it is in the server only
+
+    @property
+    def handle(self) -> dict[str, Any]:
+        return {"gid": self.gid}
+
+
+class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
+    """A PostgreSQL that commits together with the ledger."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        address = re.sub(r"^postgres(ql)?(\+psycopg2)?:", "postgresql+psycopg2:", url)
+        self.engine = make_engine(
+            address,
+            application_name=f"celeriac-sink-{name}",
+            isolation_level="AUTOCOMMIT",
+            statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
+        )
+
+    @property
+    def conditions(self) -> Sequence[str]:
+        return [
+            "The server allows prepared transactions (max_prepared_transactions).",
+            "The function writes through its `db` only: what it does elsewhere may be repeated.",
+            "Recovery connects as the same role, and nobody else ends our prepared transactions.",
+        ]
+
+    def begin_transaction(self, checkpoint_id: str) -> PreparedTransaction:
+        connection = self.engine.connect()
+        try:
+            connection.exec_driver_sql("BEGIN")
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        return PreparedTransaction(checkpoint_id, connection, GuardedSession(connection, expire_on_commit=False))
+
+    def invoke(self, value: Function, txn: PreparedTransaction) -> Any:
+        result = value(txn.db)
+        txn.db.flush()
+        driver: Any = txn.connection.connection.dbapi_connection
+        if driver.get_transaction_status() != TRANSACTION_STATUS_INTRANS and not driver.closed:
+            raise TransactionMisused(ENDED_BY_FUNCTION)
+        return result
+
+    def pre_commit(self, txn: PreparedTransaction) -> None:
+        driver: Any = txn.connection.connection.dbapi_connection
+        with driver.cursor() as cursor:
+            try:
+                cursor.execute("PREPARE TRANSACTION %s", (txn.gid,))
+            except Exception as error:
+                if getattr(error, "pgcode", None) == NOT_NOW:
+                    raise SinkNotReady(
+                        f"The server of the sink {self.name} prepares no transactions: {ENABLE}."
+                    ) from None
+                raise
+            failpoint("two_phase.prepared")
+            if cursor.statusmessage != PREPARED:
+                raise NotPrepared
+        self._return(txn)
+
+    def commit(self, txn: PreparedTransaction) -> Finished:
+        return self.recover_and_commit(txn.handle)
+
+    def abort(self, txn: PreparedTransaction) -> Finished:
+        if not txn.is_open:
+            return self.recover_and_abort(txn.handle)
+        try:
+            txn.connection.exec_driver_sql("ROLLBACK")
+        except DBAPIError:
+            txn.connection.invalidate()
+            self._return(txn)
+            return self.recover_and_abort(txn.handle)  # PREPARE may have succeeded although its answer was lost
+        self._return(txn)
+        return Finished.DONE
+
+    def recover_and_commit(self, handle: dict[str, Any]) -> Finished:
+        return self._finish("COMMIT PREPARED", handle["gid"])
+
+    def recover_and_abort(self, handle: dict[str, Any]) -> Finished:
+        return self._finish("ROLLBACK PREPARED", handle["gid"])
+
+    def list_prepared(self, prefix: str) -> Iterable[str]:
+        with self.engine.connect() as connection:
+            gids = connection.execute(LIST, {"prefix": prefix}).scalars().all()
+        return [gid for gid in gids if sink_of(gid) == self.name]
+
+    def handle_of(self, gid: str) -> dict[str, Any]:
+        return {"gid": gid}
+
+    def check(self) -> str:
+        with self.engine.connect() as connection:
+            allowed, used = connection.execute(READY).one()
+        if not allowed:
+            raise self._not_allowed()
+        return f"{used} of {allowed} prepared transactions in use"
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _not_allowed(self) -> SinkNotReady:
+        remedy = "set max_prepared_transactions in its configuration, for example to 100, and restart it"
+        return SinkNotReady(f"The server of the sink {self.name} prepares no transactions: {remedy}.")
+
+    def _finish(self, order: str, gid: str) -> Finished:
+        try:
+            with self.engine.connect() as connection:
+                driver: Any = connection.connection.dbapi_connection
+                with driver.cursor() as cursor:
+                    cursor.execute(f"{order} %s", (gid,))
+        except Unreachable:
+            return Finished.RETRY_LATER
+        except Exception as error:
+            match getattr(error, "pgcode", None):
+                case code if code == GONE:
+                    return Finished.ALREADY_DONE
+                case None:  # the connection was lost; whether the order was executed is found out later
+                    return Finished.RETRY_LATER
+                case code if code == NOT_NOW or str(code)[:2] in ("53", "57", "58"):
+                    return Finished.RETRY_LATER
+            raise
+        return Finished.DONE
+
+    def _return(self, txn: PreparedTransaction) -> None:
+        """Return the connection to the pool."""
+        txn.is_open = False
+        txn.db.end()
+        txn.connection.close()

@@ -1,0 +1,194 @@
+"""The sinks of one running task: what its handler wrote, and what is left to the settling of the task.
+
+    the handler runs      `task.sink(name)` opens sinks; two-phase transactions begin, other writes are deferred
+    `before_settling`     stores the handles of the transactions, and prepares them
+    `decide` (in settle)  decides `commit` in the transaction that writes SUCCEEDED
+    `close`               asks the ledger for its decision, and obeys: commit, or abort
+    `abort`               instead of all that, if the handler failed
+
+Each of these may be the last thing that this process does; recovery does the rest (`recovery.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from failpoint import failpoint
+from models.engine import Bind, autocommit
+from models.errors import CeleriacError
+from models.ledger_outage import wait_for_ledger
+from models.sql import sql
+from outbox.lease import Db
+from sinks import transactions
+from sinks.configuration import open_sinks
+from sinks.two_phase import Finished, TwoPhaseCommitSink, gid_of
+from tasks.core.lease import HeldLease
+from tasks.core.outcomes import Finish
+from tasks.core.task import Task
+
+logger = logging.getLogger(__name__)
+
+# note_use: this type may have effects in this sink, durably before the first one.
+NOTE_USE: Final = sql("""
+    INSERT INTO ledger.sink_use (type, sink, created_at) VALUES (:type, :sink, ledger.ledger_now())
+    ON CONFLICT DO NOTHING
+""")
+CLOSE_SECONDS: Final = 3.0  # how long a worker waits for the ledger before it leaves the rest to recovery
+LEDGER_ERRORS: Final = (SQLAlchemyError, CeleriacError)
+OBEYED: Final = (Finished.DONE, Finished.ALREADY_DONE)
+AnySink = TwoPhaseCommitSink[Any, Any]
+Write = Callable[[Session], object]
+
+
+class TaskSinks:
+    """What one task has written to sinks."""
+
+    def __init__(self, bind: Bind, task: Task, held: HeldLease) -> None:
+        self.bind = bind
+        self.task = task
+        self.held = held
+        self.deferred: list[Write] = []  # run in the transaction that settles the task
+        self._open: dict[str, tuple[AnySink, Any]] = {}  # by gid
+        self.gids: list[str] = []  # whose handles are stored
+
+    def open(self, name: str) -> Any:
+        """Return the object with which the handler writes to this sink."""
+        sinks = open_sinks()
+        sink = sinks.find(name)
+        self._note_use(name)
+        return sink.bind(self)
+
+    @property
+    def task_id(self) -> uuid.UUID:
+        return self.task.id
+
+    @property
+    def partition_key(self) -> str | None:
+        return self.task.partition_key
+
+    @property
+    def installation(self) -> uuid.UUID:
+        return open_sinks().installation()
+
+    def check_lease(self) -> None:
+        """Raise LeaseLost if another worker may run the task."""
+        self.held.check()
+
+    def defer(self, write: Write) -> None:
+        """Run this in the transaction that writes SUCCEEDED."""
+        self.deferred.append(write)
+
+    def transaction(self, sink: AnySink) -> Any:
+        """Return the transaction of this task in a sink. The first call begins it."""
+        gid = gid_of(self.installation, self.task.id, self.held.token, sink.name)
+        if gid not in self._open:
+            if self.task.partition_key is not None:
+                self._finish_predecessors(sink, self.task.partition_key)
+            self._open[gid] = (sink, sink.begin_transaction(gid))
+        return self._open[gid][1]
+
+    def before_settling(self) -> None:
+        """Store the handles, then prepare. After this, recovery knows all that the sinks may have prepared."""
+        if not self._open:
+            return
+        self.held.check()
+        handles = {gid: (sink.name, txn.handle) for gid, (sink, txn) in self._open.items()}
+        failpoint("sinks.before_handles")
+        self.gids = list(handles)
+        transactions.store_handles(self.bind, self.task.id, self.held.token, handles)
+        failpoint("sinks.after_handles")
+        for sink, txn in self._open.values():
+            sink.pre_commit(txn)
+            failpoint("sinks.after_prepare")
+        failpoint("sinks.before_decision")
+
+    def decide(self, db: Db) -> None:
+        """Decide `commit`, in the transaction that writes SUCCEEDED."""
+        transactions.decide_commit(db, self.gids, self.held.token)
+
+    def finishing(self, result: Any) -> Finish:
+        """Return what the settling transaction has to write: what was deferred, then the handler's own `Finish`."""
+        last = result if isinstance(result, Finish) else Finish(lambda _db: None, result)
+
+        def write(db: Session) -> object:
+            for each in self.deferred:
+                each(db)
+            return last.write(db)
+
+        return Finish(write, last.result)
+
+    def close(self) -> None:
+        """Ask the ledger what it has decided, and obey. Called when the task is settled."""
+        if not self._open:
+            return
+        try:
+            decided = transactions.decisions(self.bind, self.gids, seconds=CLOSE_SECONDS)
+        except LEDGER_ERRORS as error:
+            self._open = {}
+            logger.warning("Sink transactions of the task %s are left to recovery: %s", self.task.id, _line(error))
+            return
+        aborted = [gid for gid in self._open if decided.get(gid) != "commit"]
+        self._finish([gid for gid in self._open if gid not in aborted], self._commit)
+        self.abort()
+
+    def abort(self) -> None:
+        """Abort everything that is open: the task has not succeeded."""
+        if not self._open:
+            return
+        try:
+            if self.gids:
+                transactions.decide_abort(self.bind, list(self._open), seconds=CLOSE_SECONDS)
+        except LEDGER_ERRORS as error:  # a transaction without a decision is aborted all the same
+            logger.warning("Aborted without a record: the task %s: %s", self.task.id, _line(error))
+        self._finish(list(self._open), lambda sink, txn: sink.abort(txn))
+
+    @staticmethod
+    def _commit(sink: AnySink, txn: Any) -> Finished:
+        failpoint("sinks.before_commit")
+        done = sink.commit(txn)
+        failpoint("sinks.after_commit")
+        return done
+
+    def _finish(self, gids: list[str], obey: Callable[[AnySink, Any], Finished]) -> None:
+        """Let sinks obey, and record which have. What fails is left to recovery."""
+        done = []
+        for gid in gids:
+            sink, txn = self._open.pop(gid)
+            try:
+                if obey(sink, txn) in OBEYED:
+                    done.append(gid)
+            except Exception as error:  # client libraries raise many kinds
+                logger.warning("Sink %s: left to recovery: %s", sink.name, _line(error))
+        try:
+            if self.gids:
+                transactions.finish(self.bind, done, seconds=CLOSE_SECONDS)
+        except LEDGER_ERRORS as error:
+            logger.warning("Recovery will record what sinks have done for %s: %s", self.task.id, _line(error))
+
+    def _finish_predecessors(self, sink: AnySink, partition_key: str) -> None:
+        """Commit what earlier tasks of the partition key have left prepared, so that effects keep their order."""
+        for gid, handle in transactions.unfinished_of_key(self.bind, sink.name, partition_key):
+            if sink.recover_and_commit(handle) in OBEYED:
+                transactions.finish(self.bind, [gid])
+
+    def _note_use(self, sink: str) -> None:
+        used = (self.task.type, sink)
+        if used in open_sinks().noted:
+            return
+
+        def write() -> None:
+            with autocommit(self.bind) as connection:
+                connection.execute(NOTE_USE, {"type": self.task.type, "sink": sink})
+
+        wait_for_ledger(write)
+        open_sinks().noted.add(used)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,64 @@
+"""Fixtures for sinks: another database, and one configured sink."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+import settings
+from models.engine import engine
+from sinks.configuration import open_sinks
+from tests.servers import Cluster, ServersOfTests
+from tests.sinks.places import CREATE, PLACES, Place
+
+DATABASE = "sink"
+
+
+@pytest.fixture(scope="session")
+def other_database(postgres: Cluster) -> Iterator[Engine]:
+    """A database beside the ledger's, with a table for effects."""
+    postgres.server.create_database(DATABASE)
+    other = create_engine(postgres.url(DATABASE), pool_size=2)
+    with other.begin() as connection:
+        connection.execute(text(CREATE))
+    yield other
+    other.dispose()
+
+
+@pytest.fixture
+def other(other_database: Engine) -> Engine:
+    """That database, emptied."""
+    with other_database.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for gid in connection.scalars(text("SELECT gid FROM pg_prepared_xacts WHERE database = 'sink'")).all():
+            connection.execute(text(f"ROLLBACK PREPARED '{gid}'"))
+        connection.execute(text("DROP SCHEMA IF EXISTS celeriac_sink CASCADE; TRUNCATE public.effect"))
+    return other_database
+
+
+@pytest.fixture
+def configure(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Return a function that sets SINKS and opens the sinks again."""
+
+    def set_sinks(**sinks: dict[str, Any]) -> None:
+        monkeypatch.setenv("SINKS", json.dumps(sinks))
+        settings.current.cache_clear()
+        with engine().begin() as connection:
+            connection.execute(text(CREATE))
+            connection.execute(text("DELETE FROM public.effect"))
+
+    yield set_sinks
+    if open_sinks.made is not None:
+        open_sinks.made.close()
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, other: Engine, configure: Callable[..., None]) -> Place:
+    """A sink of every kind, ready to be used."""
+    made = PLACES[request.param](other)
+    configure(**{made.name: made.setting})
+    open_sinks().find(made.name).prepare()
+    return made
