@@ -426,7 +426,8 @@ def _sentence(error: Any) -> str:
     names = next((names for names in map(variables, Settings.model_fields) if name in names), (name,))
     name = next((known for known in names if known in os.environ), name)
     message = error["msg"].removeprefix("Value error, ")
-    return f"{name}: {message[0].lower()}{message[1:]}."
+    parts = "".join(f"{part}: " for part in error["loc"][1:] if part != "[key]")  # of a setting in JSON
+    return f"{name}: {parts}{message[0].lower()}{message[1:]}."
 
 
 def _listed(words: tuple[str, ...]) -> str:

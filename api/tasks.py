@@ -1,4 +1,4 @@
-"""Routes for tasks: submit one, read one, read its history."""
+"""Routes for tasks: submit one, read one, read its history and its effects in sinks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from api.ledger_calls import call_ledger
 from api.principals import read_visible_task
 from api.submission import read_idempotency_key, receipt, submit_and_commit
 from api.tokens import Scope, Token
-from api.visible_errors import show_task, show_transition
+from api.visible_errors import show_effect, show_task, show_transition
 from models.engine import engine
-from tasks.operations import task_details
+from tasks.operations import sink_effects, task_details
 from tasks.operations.listing import UnknownTask
 from tasks.submission.json_lines import read_envelope
 
@@ -47,6 +47,20 @@ async def read_transitions(task_id: str, token: Reader) -> JsonResponse:
             task = read_visible_task(connection, token, parse_task_id(task_id))
             history = [show_transition(each, token) for each in task_details.read_transitions(connection, task.task_id)]
         return JsonResponse({"taskId": task.task_id, "transitions": history})
+
+    return await call_ledger(read)
+
+
+@router.get("/{task_id}/effects")
+async def read_effects(task_id: str, token: Reader) -> JsonResponse:
+    """Say what the task has done in sinks. Errors of sinks that cannot be reached are for operators only."""
+
+    def read() -> JsonResponse:
+        with engine().connect() as connection:
+            task = read_visible_task(connection, token, parse_task_id(task_id))
+            sinks = sink_effects.sinks_by_type(connection).get(task.type, ())
+        effects = sink_effects.effects_of(task.task_id, task.status, sinks)
+        return JsonResponse({"taskId": task.task_id, "effects": [show_effect(each, token) for each in effects]})
 
     return await call_ledger(read)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from api.json_responses import camel
 from api.tokens import Scope, Token
+from sinks.contract import Effect, EffectState
 from tasks.core.outcomes import ErrorCode
 from tasks.operations.task_details import StoredTask, Transition
 
@@ -37,6 +38,13 @@ def show_transition(transition: Transition, token: Token) -> dict[str, Any]:
     """Return one entry of a task's history, with message and actor only if the token may operate."""
     shown = camel(transition)
     return shown if token.has_scope(Scope.OPERATE) else {**shown, "message": None, "actor": None}
+
+
+def show_effect(effect: Effect, token: Token) -> dict[str, Any]:
+    """Return what a task did in a sink. Why a sink cannot be asked may contain addresses."""
+    shown = camel(effect)
+    is_hidden = effect.state is EffectState.UNKNOWN and not token.has_scope(Scope.OPERATE)
+    return {**shown, "detail": None} if is_hidden else shown
 
 
 def _neutral_sentence(code: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from checks import destinations, kafka, ledger, project, servers, workers
+from checks import destinations, kafka, ledger, project, servers, sinks, workers
 from checks.result import Finding, fail
 from models.errors import CeleriacError
 from settings import Settings, SettingsError
@@ -15,6 +15,7 @@ CHECKS: tuple[tuple[str, Callable[[Settings], Iterable[Finding]]], ...] = (
     ("broker", servers.check_broker),
     ("kafka", kafka.check),
     ("destinations", destinations.check),
+    ("sinks", sinks.check),
     ("receipts", servers.check_receipts),
     ("workers", workers.check),
 )

@@ -26,6 +26,7 @@ from commands import (
     reclaim,
     relay,
     show,
+    sinks,
     stack,
     stats,
     submit,
@@ -67,7 +68,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, migrate, check, config, handlers, submit, tasks, show, stats, dead_tasks, documents, reclaim, relay,
+    stack, migrate, check, config, handlers, submit, tasks, show, stats, dead_tasks, sinks, documents, reclaim, relay,
     kafka_worker, outbox, token, bench, demo,
 )  # fmt: skip
 for subject in SUBJECTS:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outbox.dead_rows import Counted, Filters
+    from tasks.operations.sink_effects import EffectCount
     from tasks.operations.wait_final import Statuses
 
 GROUPS_SHOWN: Final = 20
@@ -49,6 +50,7 @@ class Target:
     choice: Filters
     count: Callable[..., Counted[Any]]
     act: Callable[..., Iterator[Sequence[Any]]]
+    effects: Callable[[], Sequence[EffectCount]] = tuple  # what the chosen ones have done in sinks
 
     @property
     def verb(self) -> str:
@@ -123,9 +125,12 @@ def _confirmed_total(target: Target, options: Options) -> int:
     is_over = options.dry_run or not found.total
     must_ask = not is_over and target.choice.is_all and not options.everything
     if must_ask or not options.as_json:
-        _print_groups(found, target.noun, on=on_stderr if options.as_json else console)
+        on = on_stderr if options.as_json else console
+        _print_groups(found, target.noun, on=on)
+        _print_effects(target.effects(), on=on)
     elif options.dry_run:
-        print_json({"total": found.total, "dryRun": True, "groups": [camel(each) for each in found.groups]})
+        groups, effects = map(camel, found.groups), map(camel, target.effects())
+        print_json({"total": found.total, "dryRun": True, "groups": list(groups), "effects": list(effects)})
     elif is_over:
         print_json({"done": 0, "total": 0})
     if must_ask:
@@ -148,6 +153,17 @@ def _print_groups(found: Counted[Any], noun: str, *, on: Console) -> None:
     )
     others = found.total - sum(each.count for each in shown)
     on.print(f"chosen: {found.total:,}" + (f" ({others:,} with other errors)" if others else ""))
+
+
+def _print_effects(effects: Sequence[EffectCount], *, on: Console) -> None:
+    if not effects:
+        return
+    on.print()
+    print_table(
+        ("effects in the sink", "committed", "not committed", "unknown"),
+        [(each.sink, f"{each.committed:,}", f"{each.not_committed:,}", f"{each.unknown:,}") for each in effects],
+        on=on,
+    )
 
 
 def _wait_for_canaries(ids: list[uuid.UUID], *, seconds: float, stopped: Event) -> Statuses:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,12 +15,14 @@ from commands import dead, times
 from commands.confirmation import operator
 from commands.dead import Canary, DryRun, Limit, Options, Rate
 from commands.options import Json, Queue, Reason, TaskId, Type
-from commands.output import complain, console, print_json
+from commands.output import complain, console, plural, print_json
 from commands.wakeups import publish_wakeups
 
 if TYPE_CHECKING:
     from tasks.operations.dead_tasks import Choice
+    from tasks.operations.sink_effects import EffectCount
 
+MOST_ASKED: Final = 200  # tasks whose sinks are asked before the question
 Ids = Annotated[
     list[uuid.UUID] | None, typer.Option("--id", metavar="ID", help="Only this task. Repeat it for several.")
 ]
@@ -55,19 +57,27 @@ def requeue_dead(
     reset_steps: Annotated[
         bool, typer.Option("--reset-steps", help="Run the steps again that were already done.")
     ] = False,
+    accept_duplicates: Annotated[
+        bool,
+        typer.Option("--accept-duplicates", help="Also those whose sinks no longer remember their effects."),
+    ] = False,
     everything: Everything = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Run dead tasks again.
 
-    Attempts start again at zero, and the history stays. Ctrl-C stops between two batches.
+    Attempts start again at zero, and the history stays. Ctrl-C stops between two batches. For tasks that use sinks,
+    it first prints what they have done there. A task that is older than the key life of one of its sinks is left
+    unchanged, because that sink could not recognise a repeated effect.
 
     Example: `manage.py requeue-dead --type invoice.import --since 2h --canary 5 --rate 50/s`
     """
     from tasks.operations import dead_tasks
 
     choice = dead_tasks.Choice(ids or None, type_, queue, error_code, *times.bounds(since, until))
+    if not accept_duplicates:
+        choice = _without_forgotten(choice)
     act = partial(dead_tasks.requeue, reset_steps=reset_steps)
     options = Options(limit, rate, reason, everything, dry_run, as_json)
     _run("requeue-dead", choice, act, options, Canary(canary, canary_timeout) if canary else None)
@@ -140,7 +150,38 @@ def _print_change(task_id: uuid.UUID, was: str, now: str, *, as_json: bool) -> N
 def _run(command: str, choice: Choice, act: Any, options: Options, canary: Canary | None = None) -> None:
     from tasks.operations.dead_tasks import count
 
-    dead.run(dead.Target("task", command, choice, count, act), options, canary=canary, finish=_sync_dead_letters)
+    target = dead.Target("task", command, choice, count, act, partial(_effects, choice, options.limit))
+    dead.run(target, options, canary=canary, finish=_sync_dead_letters)
+
+
+def _without_forgotten(choice: Choice) -> Choice:
+    """Leave out tasks whose sinks have deleted their keys, and say so."""
+    from models.engine import engine
+    from tasks.operations.dead_tasks import count
+    from tasks.operations.sink_effects import key_lives
+
+    with engine().connect() as connection:
+        younger = choice.younger_than(key_lives(connection))
+        left_out = count(connection, choice).total - count(connection, younger).total if younger != choice else 0
+    if left_out:
+        complain(
+            f"{plural(left_out, 'task')} left unchanged: older than the key life of a sink, which could not recognise "
+            "repeated effects. --accept-duplicates requeues them, too."
+        )
+    return younger
+
+
+def _effects(choice: Choice, limit: int | None) -> list[EffectCount]:
+    """Count what the first of the chosen tasks have done in sinks."""
+    from models.engine import engine
+    from tasks.operations.dead_tasks import chosen_tasks
+    from tasks.operations.sink_effects import count_effects, sinks_by_type
+
+    with engine().connect() as connection:
+        if not (sinks := sinks_by_type(connection)):
+            return []
+        chosen = chosen_tasks(connection, choice, limit=min(limit or MOST_ASKED, MOST_ASKED))
+    return count_effects(chosen, sinks)
 
 
 def _sync_dead_letters() -> dict[str, Any]:

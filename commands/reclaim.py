@@ -20,6 +20,8 @@ WORDS: Final = {
     "charged": "tasks failed",
     "isolated": "tasks to run alone",
     "released": "tasks released",
+    "sinkCommits": "effects committed in sinks",
+    "sinkAborts": "effects aborted in sinks",
     "wokenAgain": "tasks woken again",
 }
 

@@ -25,6 +25,7 @@ from commands.output import (
 from commands.plain_lines import print_lines
 
 if TYPE_CHECKING:
+    from sinks.contract import Effect
     from tasks.operations.task_details import Details
     from tasks.operations.why_waiting import Reason
 
@@ -45,21 +46,25 @@ def show(
     """
     from models.engine import engine
     from tasks.core.registry import handlers
+    from tasks.operations.sink_effects import effects_of, sinks_by_type
     from tasks.operations.task_details import read_details
     from tasks.operations.why_waiting import reasons
 
     with engine().connect() as connection:
         found = read_details(connection, task_id)
+        sinks = sinks_by_type(connection).get(found.task.type, ())
+    effects = effects_of(task_id, found.task.status, sinks)
     why = reasons(found, settings.current(), known_types=handlers())
     if as_json:
-        print_json(_json_of(found, why))
+        print_json(_json_of(found, why, effects))
     else:
-        _print(found, why)
+        _print(found, why, effects)
 
 
-def _json_of(found: Details, why: list[Reason]) -> dict[str, Any]:
+def _json_of(found: Details, why: list[Reason], effects: list[Effect]) -> dict[str, Any]:
     return {
         **found.task.envelope(),
+        "effects": [camel(effect) for effect in effects],
         "why": [camel(reason) for reason in why],
         "blocker": camel(found.blocker) if found.blocker else None,
         "transitions": [camel(each) for each in found.transitions],
@@ -69,12 +74,18 @@ def _json_of(found: Details, why: list[Reason]) -> dict[str, Any]:
     }
 
 
-def _print(found: Details, why: list[Reason]) -> None:
+def _print(found: Details, why: list[Reason], effects: list[Effect]) -> None:
     print_table(("task", ""), [(name, value) for name, value in _fields(found) if value])
     console.print()
     print_table(
         ("why it is not running" if why[0].code != "running" else "running",), [(each.message,) for each in why]
     )
+    if effects:
+        console.print()
+        print_table(
+            ("effect in the sink", "step", "state", ""),
+            [(each.sink, each.step or "", each.state, each.detail or "") for each in effects],
+        )
     console.print()
     print_lines(
         ("at (UTC)", "from", "to", "failures", "by", "message"),

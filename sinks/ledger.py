@@ -63,6 +63,11 @@ class LedgerSink:
     def prepare(self) -> str:
         return "nothing to prepare"
 
+    def prune(self, installation: uuid.UUID) -> int:
+        """Return 0: there are no keys."""
+        del installation
+        return 0
+
     def close(self) -> None:
         """Nothing is open."""
 

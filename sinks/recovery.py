@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 import metrics
 from failpoint import failpoint
@@ -66,6 +67,23 @@ def recover(engine: Engine) -> Recovered:
     known = {sink.name for sink in two_phase}
     found.left += [row.gid for row in rows if row.sink not in known]
     return found
+
+
+def prune_keys(engine: Engine) -> int:
+    """Delete keys of keyed sinks after their key life, and finished transactions of pruned tasks; return how many keys.
+
+    A sink that cannot be reached is tried again by the next tick.
+    """
+    with Session(engine) as db:
+        transactions.prune(db)
+        db.commit()
+    pruned = 0
+    for sink in open_sinks().all():
+        try:
+            pruned += sink.prune(open_sinks().installation())
+        except Exception as error:  # client libraries raise many kinds
+            logger.warning("Old keys of the sink %s are kept for now: %s", sink.name, str(error).partition("\n")[0])
+    return pruned
 
 
 @dataclass(frozen=True, slots=True)

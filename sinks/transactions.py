@@ -83,7 +83,7 @@ UNFINISHED: Final = sql("""
     FROM ledger.sink_transaction WHERE state NOT IN ('committed', 'aborted') ORDER BY created_at, gid LIMIT :most
 """)
 OF_TASK: Final = sql("""
-    SELECT gid, decision FROM ledger.sink_transaction WHERE task_id = :task_id AND sink = :sink ORDER BY created_at, gid
+    SELECT state FROM ledger.sink_transaction WHERE task_id = :task_id AND sink = :sink AND decision = 'commit'
 """)
 # unfinished_of_key: transactions of earlier tasks of the same partition key that the sink has yet to commit.
 UNFINISHED_OF_KEY: Final = sql("""
@@ -166,17 +166,14 @@ def prune(db: Session, *, most: int = 1000) -> None:
     db.execute(PRUNE, {"most": most})
 
 
-def effects_by_decision(sink: str, task_id: uuid.UUID, prepared: Collection[str]) -> Sequence[Effect]:
-    """Return the effects of a task in a two-phase sink. `prepared`: the gids that the sink still has prepared."""
+def effects_by_decision(sink: str, task_id: uuid.UUID) -> Sequence[Effect]:
+    """Return the effects of a task in a two-phase sink: those that the ledger has decided to commit."""
     with engine().connect() as connection:
-        rows = connection.execute(OF_TASK, {"task_id": task_id, "sink": sink}).all()
-    found = []
-    for gid, decision in rows:
-        if decision == "commit":
-            found.append(
-                Effect(sink, EffectState.COMMITTED, detail="becomes visible soon" if gid in prepared else None)
-            )
-    return found
+        states = connection.execute(OF_TASK, {"task_id": task_id, "sink": sink}).scalars().all()
+    return [
+        Effect(sink, EffectState.COMMITTED, detail="visible" if state == "committed" else "pending: not visible yet")
+        for state in states
+    ]
 
 
 def _ask(bind: Bind, statement: Any, values: Mapping[str, Any], *, seconds: float = math.inf) -> list[Any]:

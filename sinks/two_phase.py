@@ -30,8 +30,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import settings
+from sinks import transactions
 from sinks.contract import Effect, Guarantee
-from sinks.transactions import effects_by_decision
 
 PREFIX: Final = "celeriac"
 T = TypeVar("T")
@@ -116,12 +116,17 @@ class TwoPhaseCommitSink(ABC, Generic[T, Txn]):
         return BoundTwoPhase(self, task)
 
     def effects(self, installation: uuid.UUID, task_id: uuid.UUID) -> Sequence[Effect]:
-        """Ask the ledger, which decides, and the sink whether it has obeyed."""
-        prepared = set(self.list_prepared(gid_prefix(installation)))
-        return effects_by_decision(self.name, task_id, prepared)
+        """Ask the ledger, which decides. What it has decided to commit is committed, and visible sooner or later."""
+        del installation
+        return transactions.effects_by_decision(self.name, task_id)
 
     def prepare(self) -> str:
         return "nothing to prepare"
+
+    def prune(self, installation: uuid.UUID) -> int:
+        """Return 0: there are no keys."""
+        del installation
+        return 0
 
 
 class TaskWithTransactions(Protocol):

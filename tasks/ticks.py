@@ -17,6 +17,7 @@ import settings
 from models.engine import engine
 from outbox import prune as outbox_prune
 from outbox.relay import Relay
+from sinks.recovery import prune_keys, recover
 from tasks import broker
 from tasks.core.holders import actor
 from tasks.operations import dead_letter_queue
@@ -58,6 +59,9 @@ def _reclaim() -> dict[str, Any]:
     try:
         if current.ingest_reclaim_enabled:
             result |= asdict(reclaim_leases(engine(), current))
+        if current.sinks:
+            found = recover(engine())
+            result |= {"sinkCommits": len(found.committed), "sinkAborts": len(found.aborted)}
     finally:  # a lease that cannot be reclaimed must not delay lost wake-ups
         result["wokenAgain"] = lost_wakeups.repair(engine(), current, depths=broker.depths, lost=_lost(current))
     return result
@@ -76,7 +80,8 @@ def _prune() -> dict[str, int]:
     events = outbox_prune.prune(engine(), hours=current.outbox_sent_retention_hours, budget_seconds=budget)
     tasks = prune.prune(engine(), current, budget_seconds=budget)
     letters = dead_letter_queue.sync(engine(), current)
-    return {"events": events, "tasks": tasks.tasks, "letters": letters}
+    keys = prune_keys(engine()) if current.sinks else 0
+    return {"events": events, "tasks": tasks.tasks, "letters": letters, "keys": keys}
 
 
 def relay_of_this_process() -> Relay:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,39 @@ def test_a_bad_address_does_not_show_its_password(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SettingsError) as caught:
         current()
     assert "hunter2" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("sinks", "sentence"),
+    [
+        (
+            {"out": {"url": "ftp://me:hunter2@h", "guarantee": "keyed"}},
+            "SINKS: out: its url must begin with one of ledger:, outbox:, postgresql:, file:, redis:, rediss:, http:, "
+            "https:.",
+        ),
+        (
+            {"out": {"url": "file:///tmp", "guarantee": "keyed"}},
+            "SINKS: out: a sink with a file: address has the guarantee two_phase.",
+        ),
+        (
+            {"out": {"url": "ledger:", "guarantee": "exactly_once"}},
+            "SINKS: out: guarantee: input should be 'atomic', 'keyed', 'two_phase', 'script' or 'at_least_once'.",
+        ),
+        (
+            {"out": {"url": "ledger:", "guarantee": "atomic", "keylife": 3}},
+            "SINKS: out: keylife: extra inputs are not permitted.",
+        ),
+        ({"Out!": {"url": "ledger:", "guarantee": "atomic"}}, "SINKS: Out!: string should match pattern"),
+    ],
+)
+def test_a_sink_that_cannot_be_used_stops_the_start_with_a_sentence(
+    sinks: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SINKS", json.dumps(sinks))
+    with pytest.raises(SettingsError) as refused:
+        current()
+    assert refused.value.message.startswith(sentence)
+    assert "hunter2" not in refused.value.message
 
 
 def test_without_servers_the_error_says_how_to_get_them() -> None:

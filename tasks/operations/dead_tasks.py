@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -32,10 +33,17 @@ _CHOSEN: Final = """status = 'DEAD'
     AND (CAST(:queue AS text) IS NULL OR queue = :queue)
     AND (CAST(:error_code AS text) IS NULL OR error_code = :error_code)
     AND (CAST(:since AS timestamptz) IS NULL OR finished_at >= :since)
-    AND (CAST(:until AS timestamptz) IS NULL OR finished_at < :until)"""
+    AND (CAST(:until AS timestamptz) IS NULL OR finished_at < :until)
+    AND NOT EXISTS (
+        SELECT FROM unnest(CAST(:limited_types AS text[]), CAST(:limited_seconds AS float8[])) AS age(of_type, seconds)
+        WHERE of_type = type AND created_at < (SELECT ledger.ledger_now()) - make_interval(secs => seconds))"""
 ORDER: Final = "finished_at, id"
 PAGE: Final = f"finished_at <= :no_later AND ({ORDER}) > (:after_at, :after_id) ORDER BY {ORDER} LIMIT :batch"
 LAST: Final = "ORDER BY finished_at DESC, id DESC LIMIT 1"
+
+CHOSEN_TASKS: Final = sql(
+    f"SELECT id, type, status FROM ledger.ingest_task WHERE {_CHOSEN} ORDER BY {ORDER} LIMIT :limit"
+)
 
 # LIMIT counts the rows that could be locked: a page that another operator has locked does not end the loop.
 _HELD: Final = f"""
@@ -105,6 +113,17 @@ class Choice(Filters):
     error_code: str | None = None
     since: datetime | None = None  # died at or after
     until: datetime | None = None  # died before
+    limited_types: list[str] = field(default_factory=list)  # of which older tasks are left out …
+    limited_seconds: list[float] = field(default_factory=list)  # … than this
+
+    @property
+    def is_all(self) -> bool:
+        return replace(self, limited_types=[], limited_seconds=[]) == Choice()
+
+    def younger_than(self, ages: Mapping[str, timedelta]) -> Choice:
+        """Return the same choice without tasks of these types that were created longer ago."""
+        seconds = [age.total_seconds() for age in ages.values()]
+        return replace(self, limited_types=list(ages), limited_seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +134,11 @@ class DeadCount:
     error_code: str | None
     error_message: str | None
     count: int
+
+
+def chosen_tasks(connection: Connection, choice: Choice, *, limit: int) -> list[tuple[uuid.UUID, str, str]]:
+    """Return id, type and status of the chosen tasks, longest dead first."""
+    return [tuple(row) for row in connection.execute(CHOSEN_TASKS, {**asdict(choice), "limit": limit})]
 
 
 def start(connection: Connection) -> Values:

@@ -21,6 +21,7 @@ from models.status import TaskStatus
 from tasks.core.wakeups import wake_again
 from tasks.operations import dead_tasks
 from tasks.operations.listing import status_of
+from tasks.operations.sink_effects import KeysForgotten, key_lives
 
 # retry_now: RETRYING, or QUEUED with a due time → due now.
 RETRY_NOW: Final = sql("""
@@ -63,7 +64,11 @@ def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | N
         db.commit()
     if ids:
         return was
-    choice = dead_tasks.Choice(ids=[task_id])
+    everything = dead_tasks.Choice(ids=[task_id])
+    with engine.connect() as connection:
+        choice = everything.younger_than(key_lives(connection))
+        if dead_tasks.count(connection, choice).total < dead_tasks.count(connection, everything).total:
+            raise KeysForgotten
     if any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason or "retry-now")):
         return TaskStatus.DEAD
     raise NotWaiting(_MESSAGES[was].format(id=task_id))
