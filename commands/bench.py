@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(outbox)
     bench.command()(ingest)
     bench.command()(recovery)
+    bench.command()(sinks)
     app.add_typer(bench, name="bench")
 
 
@@ -189,6 +190,34 @@ def recovery(
                 ("a child process", found.child),
                 (f"a whole worker, with a lease of {found.lease_seconds:g} s", found.worker),
             )
+        ],
+    )
+    console.print()
+    _print_goals(goals)
+
+
+def sinks(
+    *,
+    count: Annotated[int, typer.Option(min=100, help="Number of tasks for each kind of sink.")] = 2000,
+    as_json: Json = False,
+) -> None:
+    """Measure what each kind of sink costs, compared with one committed INSERT per task into the same database.
+
+    Example: `manage.py bench sinks --count 500`
+    """
+    from bench import sinks as measured
+
+    with console.status("starting …") as status:
+        found = measured.measure(count=count, say=status.update)
+    goals = measured.goals(found)
+    if as_json:
+        print_json({"found": found, "goals": goals})
+        return
+    print_table(
+        ("sink", "ms per task", "committed INSERTs"),
+        [
+            ("one INSERT and its COMMIT", f"{found.insert_ms:.2f}", "1.00"),
+            *((cost.sink, f"{cost.ms:.2f}", f"{cost.inserts:.2f}") for cost in found.costs),
         ],
     )
     console.print()

@@ -118,11 +118,6 @@ def _compile(statement: str, before: str) -> _Compiled:
     )
 
 
-def was_dropped(error: DBAPIError) -> bool:
-    """Return True if the server no longer has the prepared statement. The next transaction prepares it again."""
-    return getattr(error.orig, "pgcode", None) == _NOT_PREPARED
-
-
 def _repeat_if_stale(run: Callable[[Connection, Values], Answer], connection: Connection, values: Values) -> Answer:
     """Forget a plan that was dropped (DEALLOCATE) or no longer fits the schema.
 

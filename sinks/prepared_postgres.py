@@ -3,27 +3,19 @@
 The server must allow it: `max_prepared_transactions` above 0 (PostgreSQL's default is 0). A prepared transaction keeps
 its locks, and holds back vacuum, until it is finished; a restart does not end it. So recovery never waits long, and
 `manage.py sinks` shows the age of the oldest one.
-
-The connection is in the driver's autocommit mode and BEGIN is sent by hand: the driver would otherwise believe in a
-transaction that PREPARE has taken away from the connection.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
-from psycopg2.extensions import TRANSACTION_STATUS_INTRANS
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine, text
 
 from failpoint import failpoint
-from models.engine import make_engine
 from models.errors import CeleriacError, Unreachable
-from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, TransactionMisused
 from sinks.contract import SinkNotReady
+from sinks.manual_transaction import ManualTransaction, sink_engine
 from sinks.two_phase import Finished, TwoPhaseCommitSink, sink_of
 
 PREPARED: Final = "PREPARE TRANSACTION"  # the tag of the answer; a failed transaction answers ROLLBACK instead
@@ -32,10 +24,9 @@ NOT_NOW: Final = "55000"  # object_not_in_prerequisite_state: busy in another se
 LIST: Final = text("""
     SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, :prefix)
 """)
-READY: Final = text(
-    "SELECT current_setting('max_prepared_transactions')::int, (SELECT count(*) FROM pg_prepared_xacts)"
-)
-ENABLE: Final = "set max_prepared_transactions in its configuration, for example to 100, and restart it"
+READY: Final = text("""
+    SELECT CAST(current_setting('max_prepared_transactions') AS integer), (SELECT count(*) FROM pg_prepared_xacts)
+""")
 STATEMENT_TIMEOUT_SECONDS: Final = 60.0
 Function = Callable[[Any], Any]
 
@@ -50,14 +41,12 @@ class NotPrepared(CeleriacError):
     remedy = "Run the statement that may fail inside `with db.begin_nested():`."
 
 
-@dataclass(slots=True)
-class PreparedTransaction:
-    """A transaction of this process, until it is prepared."""
+class PreparedTransaction(ManualTransaction):
+    """A transaction of this process. After PREPARE it is in the server only, and no longer open here."""
 
-    gid: str
-    connection: Connection
-    db: GuardedSession
-    is_open: bool = True  # on our connection; afterwards it is in the server only
+    def __init__(self, gid: str, engine: Engine) -> None:
+        super().__init__(engine)
+        self.gid = gid
 
     @property
     def handle(self) -> dict[str, Any]:
@@ -69,13 +58,7 @@ class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
-        address = re.sub(r"^postgres(ql)?(\+psycopg2)?:", "postgresql+psycopg2:", url)
-        self.engine = make_engine(
-            address,
-            application_name=f"celeriac-sink-{name}",
-            isolation_level="AUTOCOMMIT",
-            statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS,
-        )
+        self.engine = sink_engine(name, url, statement_timeout_seconds=STATEMENT_TIMEOUT_SECONDS)
 
     @property
     def conditions(self) -> Sequence[str]:
@@ -86,53 +69,33 @@ class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
         ]
 
     def begin_transaction(self, checkpoint_id: str) -> PreparedTransaction:
-        connection = self.engine.connect()
-        try:
-            connection.exec_driver_sql("BEGIN")
-        except BaseException:
-            connection.invalidate()
-            connection.close()
-            raise
-        return PreparedTransaction(checkpoint_id, connection, GuardedSession(connection, expire_on_commit=False))
+        return PreparedTransaction(checkpoint_id, self.engine)
 
     def invoke(self, value: Function, txn: PreparedTransaction) -> Any:
         result = value(txn.db)
-        txn.db.flush()
-        driver: Any = txn.connection.connection.dbapi_connection
-        if driver.get_transaction_status() != TRANSACTION_STATUS_INTRANS and not driver.closed:
-            raise TransactionMisused(ENDED_BY_FUNCTION)
+        txn.flush()
         return result
 
     def pre_commit(self, txn: PreparedTransaction) -> None:
-        driver: Any = txn.connection.connection.dbapi_connection
-        with driver.cursor() as cursor:
+        with txn.driver.cursor() as cursor:
             try:
                 cursor.execute("PREPARE TRANSACTION %s", (txn.gid,))
             except Exception as error:
                 if getattr(error, "pgcode", None) == NOT_NOW:
-                    raise SinkNotReady(
-                        f"The server of the sink {self.name} prepares no transactions: {ENABLE}."
-                    ) from None
+                    raise self._not_allowed() from None
                 raise
             failpoint("two_phase.prepared")
             if cursor.statusmessage != PREPARED:
                 raise NotPrepared
-        self._return(txn)
+        txn.leave()
 
     def commit(self, txn: PreparedTransaction) -> Finished:
         return self.recover_and_commit(txn.handle)
 
     def abort(self, txn: PreparedTransaction) -> Finished:
-        if not txn.is_open:
-            return self.recover_and_abort(txn.handle)
-        try:
-            txn.connection.exec_driver_sql("ROLLBACK")
-        except DBAPIError:
-            txn.connection.invalidate()
-            self._return(txn)
-            return self.recover_and_abort(txn.handle)  # PREPARE may have succeeded although its answer was lost
-        self._return(txn)
-        return Finished.DONE
+        if txn.is_open and txn.roll_back():
+            return Finished.DONE
+        return self.recover_and_abort(txn.handle)  # prepared, perhaps although the answer to PREPARE was lost
 
     def recover_and_commit(self, handle: dict[str, Any]) -> Finished:
         return self._finish("COMMIT PREPARED", handle["gid"])
@@ -180,9 +143,3 @@ class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
                     return Finished.RETRY_LATER
             raise
         return Finished.DONE
-
-    def _return(self, txn: PreparedTransaction) -> None:
-        """Return the connection to the pool."""
-        txn.is_open = False
-        txn.db.end()
-        txn.connection.close()

@@ -3,7 +3,7 @@
     the handler runs      `task.sink(name)` opens sinks; two-phase transactions begin, other writes are deferred
     `before_settling`     stores the handles of the transactions, and prepares them
     `decide` (in settle)  decides `commit` in the transaction that writes SUCCEEDED
-    `close`               asks the ledger for its decision, and obeys: commit, or abort
+    `close`               obeys the decision of the ledger: commit, or abort
     `abort`               instead of all that, if the handler failed
 
 Each of these may be the last thing that this process does; recovery does the rest (`recovery.py`).
@@ -56,6 +56,8 @@ class TaskSinks:
         self.deferred: list[Write] = []  # run in the transaction that settles the task
         self._open: dict[str, tuple[AnySink, Any]] = {}  # by gid
         self.gids: list[str] = []  # whose handles are stored
+        self._attempts = 0  # to settle the task
+        self._decided = False  # by the last of them
 
     def open(self, name: str) -> Any:
         """Return the object with which the handler writes to this sink."""
@@ -108,9 +110,12 @@ class TaskSinks:
             failpoint("sinks.after_prepare")
         failpoint("sinks.before_decision")
 
-    def decide(self, db: Db) -> None:
-        """Decide `commit`, in the transaction that writes SUCCEEDED."""
-        transactions.decide_commit(db, self.gids, self.held.token)
+    def decide(self, db: Db, *, has_succeeded: bool) -> None:
+        """Decide `commit`, in the transaction that writes SUCCEEDED. Called for every attempt to settle the task."""
+        self._attempts += 1
+        self._decided = has_succeeded
+        if has_succeeded:
+            transactions.decide_commit(db, self.gids, self.held.token)
 
     def finishing(self, result: Any) -> Finish:
         """Return what the settling transaction has to write: what was deferred, then the handler's own `Finish`."""
@@ -123,19 +128,20 @@ class TaskSinks:
 
         return Finish(write, last.result)
 
-    def close(self) -> None:
-        """Ask the ledger what it has decided, and obey. Called when the task is settled."""
+    def close(self) -> list[str]:
+        """Obey the ledger's decision. Called when the task is settled. Return the gids that are committed."""
         if not self._open:
-            return
+            return []
         try:
-            decided = transactions.decisions(self.bind, self.gids, seconds=CLOSE_SECONDS)
+            commits = self._is_commit()
         except LEDGER_ERRORS as error:
             self._open = {}
             logger.warning("Sink transactions of the task %s are left to recovery: %s", self.task.id, _line(error))
-            return
-        aborted = [gid for gid in self._open if decided.get(gid) != "commit"]
-        self._finish([gid for gid in self._open if gid not in aborted], self._commit)
+            return []
+        if commits:
+            return self._obey(self._commit)
         self.abort()
+        return []
 
     def abort(self) -> None:
         """Abort everything that is open: the task has not succeeded."""
@@ -146,7 +152,19 @@ class TaskSinks:
                 transactions.decide_abort(self.bind, list(self._open), seconds=CLOSE_SECONDS)
         except LEDGER_ERRORS as error:  # a transaction without a decision is aborted all the same
             logger.warning("Aborted without a record: the task %s: %s", self.task.id, _line(error))
-        self._finish(list(self._open), lambda sink, txn: sink.abort(txn))
+        aborted = self._obey(lambda sink, txn: sink.abort(txn))
+        try:
+            if self.gids:
+                transactions.finish(self.bind, aborted, seconds=CLOSE_SECONDS)
+        except LEDGER_ERRORS as error:
+            logger.warning("Recovery will record what sinks have done for %s: %s", self.task.id, _line(error))
+
+    def _is_commit(self) -> bool:
+        """Return the decision. The ledger is asked if the answer to the settling may have been lost."""
+        if self._attempts == 1:
+            return self._decided
+        decided = transactions.decisions(self.bind, self.gids, seconds=CLOSE_SECONDS)
+        return "commit" in decided.values()
 
     @staticmethod
     def _commit(sink: AnySink, txn: Any) -> Finished:
@@ -155,21 +173,17 @@ class TaskSinks:
         failpoint("sinks.after_commit")
         return done
 
-    def _finish(self, gids: list[str], obey: Callable[[AnySink, Any], Finished]) -> None:
-        """Let sinks obey, and record which have. What fails is left to recovery."""
+    def _obey(self, obey: Callable[[AnySink, Any], Finished]) -> list[str]:
+        """Let all sinks obey; return the gids of those that have. What fails is left to recovery."""
+        left, self._open = self._open, {}
         done = []
-        for gid in gids:
-            sink, txn = self._open.pop(gid)
+        for gid, (sink, txn) in left.items():
             try:
                 if obey(sink, txn) in OBEYED:
                     done.append(gid)
             except Exception as error:  # client libraries raise many kinds
                 logger.warning("Sink %s: left to recovery: %s", sink.name, _line(error))
-        try:
-            if self.gids:
-                transactions.finish(self.bind, done, seconds=CLOSE_SECONDS)
-        except LEDGER_ERRORS as error:
-            logger.warning("Recovery will record what sinks have done for %s: %s", self.task.id, _line(error))
+        return done
 
     def _finish_predecessors(self, sink: AnySink, partition_key: str) -> None:
         """Commit what earlier tasks of the partition key have left prepared, so that effects keep their order."""

@@ -24,16 +24,17 @@ from models.driver_values import array
 from models.engine import Bind, autocommit, engine
 from models.errors import LeaseLost
 from models.ledger_outage import wait_for_ledger
+from models.prepared_statements import Prepared
 from models.sql import sql
 from outbox.canonical_json import canonical_json
 from outbox.lease import Db, connection_of
 from sinks.contract import Effect, EffectState
 
 # store_handles: → open and undecided, if the task is RUNNING under this token. No row means that the lease is lost.
-STORE_HANDLES: Final = sql("""
+STORE_HANDLES: Final = Prepared("""
     WITH held AS MATERIALIZED (
-        SELECT id FROM ledger.ingest_task WHERE id = :task_id AND lease_token = :token AND status = 'RUNNING'
-        FOR NO KEY UPDATE)
+        SELECT id FROM ledger.ingest_task WHERE id = :task_id AND lease_token = CAST(:token AS uuid)
+          AND status = 'RUNNING' FOR NO KEY UPDATE)
     INSERT INTO ledger.sink_transaction AS stored (gid, task_id, sink, handle, lease_token, created_at)
     SELECT gid, held.id, sink, CAST(handle AS jsonb), CAST(:token AS uuid), (SELECT ledger.ledger_now())
     FROM held CROSS JOIN unnest(CAST(:gids AS text[]), CAST(:sinks AS text[]), CAST(:handles AS text[]))
@@ -43,7 +44,7 @@ STORE_HANDLES: Final = sql("""
     RETURNING gid
 """)
 # decide_commit: undecided under this token → commit. Runs in the transaction that writes SUCCEEDED.
-DECIDE_COMMIT: Final = sql("""
+DECIDE_COMMIT: Final = Prepared("""
     UPDATE ledger.sink_transaction
     SET decision = 'commit', decided_at = (SELECT ledger.ledger_now()), state = 'prepared'
     WHERE gid = ANY(CAST(:gids AS text[])) AND lease_token = :token AND decision IS NULL
@@ -132,7 +133,7 @@ def store_handles(
 
 def decide_commit(db: Db, gids: Collection[str], token: uuid.UUID) -> None:
     """Decide in the transaction of `db`, which also writes SUCCEEDED; raise LeaseLost if one is aborted already."""
-    found = connection_of(db).execute(DECIDE_COMMIT, {"gids": array(gids), "token": token}).all()
+    found = DECIDE_COMMIT.rows(connection_of(db), {"gids": array(gids), "token": token})
     if len(found) < len(gids):
         raise LeaseLost
 
@@ -181,6 +182,8 @@ def _ask(bind: Bind, statement: Any, values: Mapping[str, Any], *, seconds: floa
 
     def execute() -> list[Any]:
         with autocommit(bind) as connection:
+            if isinstance(statement, Prepared):
+                return list(statement.rows(connection, values))
             found = connection.execute(statement, values)
             return [tuple(row) for row in found] if found.returns_rows else []
 

@@ -66,6 +66,7 @@ class Claim:
     seconds: dict[Task, float] = field(default_factory=dict)  # how long the last call of the handler took for the task
     seconds_outside: dict[Task, float] = field(default_factory=dict)  # the part of them before `Finish.write` began
     prepared: dict[Task, TaskSinks] = field(default_factory=dict)  # transactions in sinks that wait for a decision
+    committed_gids: list[str] = field(default_factory=list)  # of those, what sinks have committed
     blocked_keys: dict[str, int] = field(default_factory=dict)  # partition key → no task after this `key_seq` may run
 
     @property

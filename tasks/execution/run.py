@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -36,6 +36,7 @@ from sqlalchemy.orm import Session
 from failpoint import failpoint
 from models.errors import CeleriacError
 from sinks.task_sinks import TaskSinks
+from sinks.transactions import finish
 from tasks.core.lease import WatchedTask
 from tasks.core.outcomes import DONE, SENTENCE_LIMIT, Failure, Finish, Isolated, Outcome, Released, Snoozed, Succeeded
 from tasks.core.registry import Handler
@@ -57,7 +58,7 @@ NOT_ITS_TURN: Final = Released("a task before it in its partition key did not su
 
 def run(claim: Claim) -> None:
     """Run every task of the claim."""
-    with _rest_is_released(claim), _lease_is_held(claim), claim.soft_limit:
+    with _commits_are_recorded(claim), _rest_is_released(claim), _lease_is_held(claim), claim.soft_limit:
         if claim.handler.transactional and len(claim.tasks) > 1:
             run_in_transaction(claim, claim.tasks, claim.handler)
         for task in list(claim.unsettled):
@@ -139,7 +140,7 @@ def run_outside(claim: Claim, task: Task) -> None:
         run_in_transaction(claim, [task], _finishing(claim.handler, outcome))
     else:
         settle(claim, {task: outcome})
-    sinks.close()
+    claim.committed_gids += sinks.close()
 
 
 class RolledBack(NamedTuple):
@@ -211,6 +212,17 @@ def _finishing(handler: Handler, finish: Finish) -> Handler:
 
 def _lease_is_held(claim: Claim) -> AbstractContextManager[object]:
     return heartbeat().holding(claim.lease) if claim.is_visible else nullcontext()
+
+
+@contextmanager
+def _commits_are_recorded(claim: Claim) -> Iterator[None]:
+    """Record, at the end and once for the claim, what two-phase sinks have committed. If it fails, recovery does it."""
+    try:
+        yield
+    finally:
+        if claim.committed_gids:
+            with suppress(SQLAlchemyError, CeleriacError):
+                finish(claim.bind, claim.committed_gids, seconds=STOP_SECONDS)
 
 
 @contextmanager

@@ -98,9 +98,8 @@ def settle_in(db: Db, claim: Claim, outcomes: Outcomes, *, in_batch: bool = Fals
     is_last = len(outcomes) == len(claim.unsettled)
     how: dict[str, Any] = {"handler": claim.handler, "is_last": is_last, "in_batch": in_batch}
     settled = write_outcomes(db, outcomes, token=claim.token, **how)
-    for task, sinks in claim.prepared.items():
-        if isinstance(settled.get(task), Succeeded):
-            sinks.decide(db)
+    for task in claim.prepared.keys() & outcomes.keys():
+        claim.prepared[task].decide(db, has_succeeded=isinstance(settled.get(task), Succeeded))
     return settled
 
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Any
 
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INTRANS
-from sqlalchemy import Connection, TextClause
+from sqlalchemy import Connection
 
 from models.engine import Bind
 from models.errors import CeleriacError
@@ -67,20 +67,13 @@ class HandlerSession(GuardedSession):
     """A session that its handler cannot end, not even with a COMMIT as text."""
 
     def __init__(self, bind: Bind) -> None:
-        super().__init__(bind, expire_on_commit=False)
+        super().__init__(bind)
         try:
-            self._plain = self.connection()
             self._plain.execute(BEGIN_BATCH)
         except BaseException:
             self.end()
             raise
         self._driver: Any = self._plain.connection.dbapi_connection
-
-    def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
-        """Execute a statement. A `text` goes straight to the connection, which saves the session's own preparation."""
-        if type(statement) is TextClause and not options and self.is_active and not self.in_nested_transaction():
-            return self._plain.execute(statement, params)
-        return super().execute(statement, params, **options)
 
     @property
     def state(self) -> TransactionState:

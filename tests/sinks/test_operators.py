@@ -1,4 +1,4 @@
-"""What an operator sees of sinks: their guarantees, what an interrupted task has done, and which tasks may run again."""
+"""What an operator sees of sinks: guarantees, what an interrupted task has done, and which tasks may run again."""
 
 from __future__ import annotations
 

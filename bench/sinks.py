@@ -1,0 +1,158 @@
+"""Measure what each kind of sink costs, as a ratio to one committed INSERT per task into the same database.
+
+The cost is what a sink adds to a task: the time of tasks that write to the sink, minus the time of the same tasks with
+a handler that does nothing. The committed INSERT is measured in the same way, in a handler that makes it without any
+guarantee. For the ledger's own database the cost is the whole time of a task in a batch: there is nothing to subtract,
+because the effect shares the commit of the batch. All run in this process, through the code that a worker runs, on
+temporary durable servers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+from sqlalchemy import Engine, make_url, text
+
+import settings
+from bench.ingest import Goal, Say
+from bench.scratch import scratch_servers
+from embedded.home import Home
+from embedded.postgres import Postgres
+from embedded.temporary_servers import environment
+from models.engine import engine, make_engine, sessions
+from outbox.after_commit_publisher import after_commit_publisher
+from sinks.configuration import open_sinks
+from tasks import NewTask, handler, submit_many
+from tasks.core.task import Task
+from tasks.execution.deliver import deliver
+
+CREATE: Final = text("CREATE TABLE public.bench_effect (task_id uuid NOT NULL, n integer NOT NULL)")
+INSERT: Final = text("INSERT INTO public.bench_effect (task_id, n) VALUES (:task_id, :n)")
+WANTED: Final = {"atomic, in a batch": 0.5, "keyed PostgreSQL": 1.5, "two-phase PostgreSQL": 5.0}
+BATCH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds that a sink costs a task, and how many times an INSERT with its COMMIT that is."""
+
+    sink: str
+    ms: float
+    inserts: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    insert_ms: float
+    costs: list[Cost]
+
+
+def goals(found: Found) -> list[Goal]:
+    return [
+        Goal(f"{cost.sink} : one committed INSERT", cost.inserts, WANTED[cost.sink], at_most=True)
+        for cost in found.costs
+        if cost.sink in WANTED
+    ]
+
+
+def measure(*, count: int, say: Say) -> Found:
+    """Measure every kind in turn, a hundred tasks at a time, and return medians: other programs disturb all alike."""
+    seconds: dict[str, list[float]] = {}
+    with _other_database() as other:
+        _register_handlers(other)
+        kinds: dict[str, Callable[[], float]] = {
+            "INSERT": partial(_tasks, "bench.insert"),
+            "nothing": partial(_tasks, "bench.nothing"),
+            "atomic, in a batch": partial(_tasks, "bench.atomic"),
+            **{sink: partial(_tasks, f"bench.{name}") for name, sink in SINKS.items()},
+        }
+        for name in SINKS:
+            open_sinks().find(name).prepare()
+        for done in range(-BATCH, count, BATCH):  # the first hundred open connections and are not counted
+            for kind, run in kinds.items():
+                say(f"{kind}: {max(done, 0):,} of {count:,} …")
+                taken = run()
+                if done >= 0:
+                    seconds.setdefault(kind, []).append(taken)
+    each = {kind: median(taken) / BATCH * 1000 for kind, taken in seconds.items()}
+    nothing = each.pop("nothing")
+    costs = {kind: ms if kind.startswith("atomic") else ms - nothing for kind, ms in each.items()}
+    insert = costs.pop("INSERT")
+    return Found(insert, [Cost(kind, ms, ms / insert) for kind, ms in costs.items()])
+
+
+SINKS: Final = {
+    "keyed": "keyed PostgreSQL",
+    "two_phase": "two-phase PostgreSQL",
+}
+
+
+def _insert(db: Any, task_id: uuid.UUID) -> None:
+    db.execute(INSERT, {"task_id": task_id, "n": 1})
+
+
+def _register_handlers(other: Engine) -> None:
+    def insert(task: Task) -> None:
+        with other.begin() as connection:
+            _insert(connection, task.id)
+
+    handler("bench.nothing", transactional=False, batch=BATCH)(_do_nothing)
+    handler("bench.insert", transactional=False, batch=BATCH)(insert)
+    handler("bench.atomic", batch=BATCH)(_insert_in_transaction)
+    for name in SINKS:
+        handler(f"bench.{name}", transactional=False, batch=BATCH)(_writer(name))
+
+
+def _do_nothing(_task: Task) -> None:
+    """The work of a task without its effect."""
+
+
+def _insert_in_transaction(task: Task, db: Any) -> None:
+    _insert(db, task.id)
+
+
+def _writer(name: str) -> Callable[[Task], None]:
+    def write(task: Task) -> None:
+        task.sink(name).run(_insert, task.id)
+
+    write.__qualname__ = f"write_{name}"  # a type has one handler, which is known by its name
+    return write
+
+
+def _tasks(type_: str) -> float:
+    """Return the seconds that a hundred tasks take from their claim to SUCCEEDED."""
+    with sessions()() as session:
+        ids = [str(each.task_id) for each in submit_many(session, [NewTask(type_) for _ in range(BATCH)])]
+        session.commit()
+    after_commit_publisher().wait_until_idle()
+    began_at = time.perf_counter()
+    deliver(engine(), ids)
+    return time.perf_counter() - began_at
+
+
+@contextmanager
+def _other_database() -> Iterator[Engine]:
+    """Start servers, create a second database on the same PostgreSQL, and name it in SINKS."""
+    with scratch_servers() as current:
+        postgres = Postgres(Home(current.celeriac_home), make_url(current.database_url).port or 0)
+        postgres.create_database("bench_sink")
+        url = engine().url.set(database="bench_sink").render_as_string(hide_password=False)
+        other = make_engine(url)
+        for each in (other, engine()):
+            with each.begin() as connection:
+                connection.execute(CREATE)
+        named = {name: {"url": url, "guarantee": name} for name in SINKS}
+        with environment({**os.environ, "SINKS": json.dumps(named)}):
+            settings.current.cache_clear()
+            yield other
+            open_sinks().close()
+        other.dispose()

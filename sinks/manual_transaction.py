@@ -1,0 +1,78 @@
+"""A transaction in a sink's PostgreSQL whose BEGIN and end are sent by hand.
+
+The connection is in the driver's autocommit mode. So BEGIN can share a round trip with the first statement, and the
+driver does not believe in a transaction that PREPARE has taken away from the connection.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Any
+
+from psycopg2.extensions import TRANSACTION_STATUS_INTRANS
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from models.engine import make_engine
+from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, TransactionMisused
+
+
+def sink_engine(name: str, url: str, **options: Any) -> Engine:
+    """Return an engine for a sink, for transactions of this kind."""
+    address = re.sub(r"^postgres(ql)?(\+psycopg2)?:", "postgresql+psycopg2:", url)
+    return make_engine(address, application_name=f"celeriac-sink-{name}", isolation_level="AUTOCOMMIT", **options)
+
+
+class ManualTransaction:
+    """An open transaction. Its owner ends it with `commit`, `roll_back` or `leave`."""
+
+    def __init__(self, engine: Engine, begin: str = "BEGIN", values: Any = None) -> None:
+        """`begin` may have a statement behind BEGIN; `answer` is the first value of its result."""
+        self.connection: Connection = engine.connect()
+        self.is_open = True
+        try:
+            result = self.connection.exec_driver_sql(begin, values)
+            self.answer = result.scalar() if result.returns_rows else None
+        except BaseException:
+            self.roll_back()
+            raise
+
+    @cached_property
+    def db(self) -> GuardedSession:
+        """The session for the function that writes."""
+        return GuardedSession(self.connection)
+
+    @property
+    def driver(self) -> Any:
+        return self.connection.connection.dbapi_connection
+
+    def flush(self) -> None:
+        """Flush the ORM's objects, and raise if the function has ended the transaction."""
+        self.db.flush()
+        if self.driver.get_transaction_status() != TRANSACTION_STATUS_INTRANS and not self.driver.closed:
+            raise TransactionMisused(ENDED_BY_FUNCTION)
+
+    def commit(self) -> None:
+        self.connection.exec_driver_sql("COMMIT")
+        self.leave()
+
+    def roll_back(self) -> bool:
+        """Roll back; return False if the connection is lost, so that it is unknown what the server has done last."""
+        if not self.is_open:
+            return True
+        try:
+            self.connection.exec_driver_sql("ROLLBACK")
+        except DBAPIError:
+            self.connection.invalidate()
+            return False
+        finally:
+            self.leave()
+        return True
+
+    def leave(self) -> None:
+        """Return the connection to the pool. No transaction may be open in it."""
+        self.is_open = False
+        if "db" in self.__dict__:
+            self.db.end()
+        self.connection.close()
