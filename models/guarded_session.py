@@ -12,7 +12,7 @@ from sqlalchemy import TextClause
 from sqlalchemy.orm import Session
 
 from models.engine import Bind
-from models.errors import Misuse
+from models.errors import CeleriacError, Misuse
 
 ENDED_BY_FUNCTION: Final = "The function that was given to a sink ended its transaction, which the sink commits."
 
@@ -25,6 +25,16 @@ class TransactionMisused(Misuse):
 
     code = "transaction_misused"
     remedy = "Remove the commit or rollback: Celeriac commits the handler's writes together with SUCCEEDED."
+
+
+class TransactionFailed(CeleriacError):
+    """The handler continued after a database error, and what it wrote cannot be committed: use a savepoint.
+
+    A handler, or a function that was given to a sink, caught a database error. Its transaction cannot be used any more.
+    """
+
+    code = "transaction_failed"
+    remedy = "Run the statement that may fail inside `with db.begin_nested():`."
 
 
 class GuardedSession(Session):

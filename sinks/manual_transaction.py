@@ -10,12 +10,12 @@ import re
 from functools import cached_property
 from typing import Any
 
-from psycopg2.extensions import TRANSACTION_STATUS_INTRANS
+from psycopg2 import extensions
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from models.engine import make_engine
-from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, TransactionMisused
+from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, TransactionFailed, TransactionMisused
 
 
 def sink_engine(name: str, url: str, **options: Any) -> Engine:
@@ -48,10 +48,13 @@ class ManualTransaction:
         return self.connection.connection.dbapi_connection
 
     def flush(self) -> None:
-        """Flush the ORM's objects, and raise if the function has ended the transaction."""
+        """Flush the ORM's objects, and raise if the function has ended the transaction or left it unusable."""
         self.db.flush()
-        if self.driver.get_transaction_status() != TRANSACTION_STATUS_INTRANS and not self.driver.closed:
-            raise TransactionMisused(ENDED_BY_FUNCTION)
+        match self.driver.get_transaction_status():
+            case extensions.TRANSACTION_STATUS_IDLE:
+                raise TransactionMisused(ENDED_BY_FUNCTION)
+            case extensions.TRANSACTION_STATUS_INERROR:
+                raise TransactionFailed
 
     def commit(self) -> None:
         self.connection.exec_driver_sql("COMMIT")

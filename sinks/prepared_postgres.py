@@ -13,7 +13,8 @@ from typing import Any, Final
 from sqlalchemy import Engine, text
 
 from failpoint import failpoint
-from models.errors import CeleriacError, Unreachable
+from models.errors import Unreachable
+from models.guarded_session import TransactionFailed
 from sinks.contract import SinkNotReady
 from sinks.manual_transaction import ManualTransaction, sink_engine
 from sinks.two_phase import Finished, TwoPhaseCommitSink, sink_of
@@ -29,16 +30,6 @@ READY: Final = text("""
 """)
 STATEMENT_TIMEOUT_SECONDS: Final = 60.0
 Function = Callable[[Any], Any]
-
-
-class NotPrepared(CeleriacError):
-    """A statement of the transaction failed, so it could not be prepared.
-
-    A function that was given to a two-phase sink caught a database error and went on.
-    """
-
-    code = "not_prepared"
-    remedy = "Run the statement that may fail inside `with db.begin_nested():`."
 
 
 class PreparedTransaction(ManualTransaction):
@@ -86,7 +77,7 @@ class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
                 raise
             failpoint("two_phase.prepared")
             if cursor.statusmessage != PREPARED:
-                raise NotPrepared
+                raise TransactionFailed
         txn.leave()
 
     def commit(self, txn: PreparedTransaction) -> Finished:

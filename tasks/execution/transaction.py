@@ -19,19 +19,9 @@ from sqlalchemy import Connection
 
 from models.engine import Bind
 from models.errors import CeleriacError
-from models.guarded_session import GuardedSession, TransactionMisused
+from models.guarded_session import GuardedSession, TransactionFailed, TransactionMisused
 from models.ledger_outage import wait_for_ledger
 from tasks.execution.settle_statements import BEGIN_BATCH, CHECK_DEFERRED
-
-
-class TransactionFailed(CeleriacError):
-    """The handler continued after a database error, and what it wrote cannot be committed: use a savepoint.
-
-    The handler caught a database error, and its transaction cannot be used any more.
-    """
-
-    code = "transaction_failed"
-    remedy = "Run the statement that may fail inside `with db.begin_nested():`."
 
 
 class LedgerLost(CeleriacError):
