@@ -21,6 +21,7 @@ from tasks.operations.listing import UnknownTask
 from tasks.submission.json_lines import read_envelope
 
 router = APIRouter(prefix="/api/tasks")
+SINK_SECONDS = 10.0  # to ask sinks, some of which may be unreachable
 Submitter = Annotated[Token, require_scope(Scope.TASKS_SUBMIT)]
 Reader = Annotated[Token, require_scope(Scope.TASKS_READ, Scope.TASKS_READ_ALL)]
 
@@ -62,7 +63,7 @@ async def read_effects(task_id: str, token: Reader) -> JsonResponse:
         effects = sink_effects.effects_of(task.task_id, task.status, sinks)
         return JsonResponse({"taskId": task.task_id, "effects": [show_effect(each, token) for each in effects]})
 
-    return await call_ledger(read)
+    return await call_ledger(read, more_seconds=SINK_SECONDS)
 
 
 def parse_task_id(value: str) -> uuid.UUID:

@@ -72,7 +72,7 @@ def recover(as_json: Json = False) -> None:
     from models.engine import engine
     from sinks.recovery import recover as finish
 
-    found = asdict(finish(engine()))
+    found = asdict(finish(engine(), retries_failed=True))
     if as_json:
         print_json(found)
     else:

@@ -89,6 +89,11 @@ def make_room_for(threads: int) -> None:
         _engines.popitem()[1].dispose()
 
 
+def pool_options() -> dict[str, Any]:
+    """Return the size of a pool that all threads of this process share."""
+    return dict(_room)
+
+
 def is_ours(bind: Bind) -> bool:
     """Return whether `make_engine` made it: we change the mode of its connections, and prepare statements on them."""
     return bool(bind.get_execution_options().get(_OURS))

@@ -14,14 +14,16 @@ from psycopg2 import extensions
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from models.engine import make_engine
+from models.engine import make_engine, pool_options
 from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, TransactionFailed, TransactionMisused
 
 
 def sink_engine(name: str, url: str, **options: Any) -> Engine:
     """Return an engine for a sink, for transactions of this kind."""
     address = re.sub(r"^postgres(ql)?(\+psycopg2)?:", "postgresql+psycopg2:", url)
-    return make_engine(address, application_name=f"celeriac-sink-{name}", isolation_level="AUTOCOMMIT", **options)
+    return make_engine(
+        address, application_name=f"celeriac-sink-{name}", isolation_level="AUTOCOMMIT", **pool_options(), **options
+    )
 
 
 class ManualTransaction:

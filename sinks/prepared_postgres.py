@@ -7,6 +7,7 @@ its locks, and holds back vacuum, until it is finished; a restart does not end i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -19,9 +20,12 @@ from sinks.contract import SinkNotReady
 from sinks.manual_transaction import ManualTransaction, sink_engine
 from sinks.two_phase import Finished, TwoPhaseCommitSink, sink_of
 
+logger = logging.getLogger(__name__)
+
 PREPARED: Final = "PREPARE TRANSACTION"  # the tag of the answer; a failed transaction answers ROLLBACK instead
 GONE: Final = "42704"  # undefined_object
 NOT_NOW: Final = "55000"  # object_not_in_prerequisite_state: busy in another session, or not allowed by the server
+TEMPORARY: Final = ("53", "57", "58")  # classes: no resources, operator intervention, system error
 LIST: Final = text("""
     SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, :prefix)
 """)
@@ -130,7 +134,8 @@ class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
                     return Finished.ALREADY_DONE
                 case None:  # the connection was lost; whether the order was executed is found out later
                     return Finished.RETRY_LATER
-                case code if code == NOT_NOW or str(code)[:2] in ("53", "57", "58"):
+                case code if code == NOT_NOW or str(code)[:2] in TEMPORARY:
                     return Finished.RETRY_LATER
-            raise
+            logger.error("Sink %s refuses %s %s: %s", self.name, order, gid, str(error).strip())
+            return Finished.FAILED
         return Finished.DONE

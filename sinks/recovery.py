@@ -47,14 +47,17 @@ class Recovered:
     unknown: list[str] = field(default_factory=list)  # prepared in a sink, and not in the ledger
 
 
-def recover(engine: Engine) -> Recovered:
-    """Finish every transaction that can be finished now. A sink that does not answer keeps no other one waiting."""
+def recover(engine: Engine, *, retries_failed: bool = False) -> Recovered:
+    """Finish every transaction that can be finished now. A sink that does not answer keeps no other one waiting.
+
+    What a sink has refused is tried again only if an operator asks for it (`retries_failed`).
+    """
     found = Recovered()
     two_phase = [sink for sink in open_sinks().all() if isinstance(sink, TwoPhaseCommitSink)]
     with engine.begin() as connection:
         if two_phase:
             connection.execute(ABORT_ORPHANS)
-        rows = transactions.unfinished(connection)
+        rows = [row for row in transactions.unfinished(connection) if retries_failed or row.state != "failed"]
     failpoint("recovery.after_rows")
     _measure(rows)
     for sink in two_phase:
