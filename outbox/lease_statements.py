@@ -154,6 +154,18 @@ RENEW: Final = _held_update(
 # release: held → free and unpublished, no failure counted.
 RELEASE: Final = _held_update(_RELEASED)
 
+_SAMENESS_LOCK: Final = """hashtextextended(concat_ws(chr(31), 'dedup', destination, key),
+                                            CAST(CAST('ledger.outbox_event' AS regclass) AS bigint))"""
+# lock_sameness: lock what makes events equal, until it is unlocked or the connection ends; return what could be locked.
+LOCK_SAMENESS: Final = sql(f"""
+    SELECT destination, key FROM unnest(CAST(:destinations AS text[]), CAST(:keys AS text[])) AS given(destination, key)
+    WHERE pg_try_advisory_lock({_SAMENESS_LOCK})
+""")
+UNLOCK_SAMENESS: Final = sql(f"""
+    SELECT pg_advisory_unlock({_SAMENESS_LOCK})
+    FROM unnest(CAST(:destinations AS text[]), CAST(:keys AS text[])) AS given(destination, key)
+""")
+
 # dedup: the newest SENT event per destination and dedup key, which is the payload's hash where no key was given.
 DEDUP: Final = sql("""
     SELECT given.destination, given.key, sent.id, sent.external_id, sent.sent_at

@@ -29,7 +29,7 @@ from models.driver_values import UnparsableJson
 from models.engine import make_engine
 from outbox.audit import DATABASE_ERRORS, DatabaseErrors
 from outbox.circuit import Circuits
-from outbox.destinations import CELERY, OpenDestinations, UnknownDestination
+from outbox.destinations import CELERY, Destination, OpenDestinations, UnknownDestination
 from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox
 from outbox.lease_statements import DESTINATIONS
 from outbox.publishers.contract import DestinationDown, Failed, NotTried, Publisher, Result
@@ -145,8 +145,20 @@ class Relay:
             readable = [event for event in events if not _is_unreadable(event)]
             died = settlement.mark_dead(UNREADABLE, unreadable)
             return Ticked(dead=died) + self._publish(name, readable, settlement, claimed_at)
-        fresh = settlement.drop_duplicates(events) if destination.dedup else events
-        fresh = settlement.renew(fresh, claimed_at, always=destination.publisher.is_slow)
+        if not destination.dedup:
+            return self._publish_fresh(name, destination, events, settlement, claimed_at)
+        with settlement.without_duplicates(events) as fresh:
+            return self._publish_fresh(name, destination, fresh, settlement, claimed_at)
+
+    def _publish_fresh(
+        self,
+        name: str,
+        destination: Destination,
+        events: Sequence[ClaimedEvent],
+        settlement: Settlement,
+        claimed_at: float,
+    ) -> Ticked:
+        fresh = settlement.renew(events, claimed_at, always=destination.publisher.is_slow)
         if not fresh:
             return Ticked()
         started_at = time.monotonic()

@@ -6,8 +6,10 @@ An event whose lease was lost is dropped. Its audit row, `outbox_flush_conflict`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -17,9 +19,19 @@ from outbox import audit, lease
 from outbox.audit import AuditCode
 from outbox.backoff import backoff_ms
 from outbox.lease import ClaimedEvent
-from outbox.lease_statements import DEAD_PROBE, MAKE_DUE, NOW, REQUEUE_UNANSWERED, UNREACHABLE
+from outbox.lease_statements import (
+    DEAD_PROBE,
+    LOCK_SAMENESS,
+    MAKE_DUE,
+    NOW,
+    REQUEUE_UNANSWERED,
+    UNLOCK_SAMENESS,
+    UNREACHABLE,
+)
 from outbox.publishers.contract import Failed, NotTried, Refused, Result, Sent
 from settings import Settings
+
+OTHER_RELAY_SECONDS: Final = 0.1  # pause while another relay publishes equal events
 
 
 class Settlement:
@@ -94,12 +106,30 @@ class Settlement:
         self._change("release", lease.release_lease_many, [event.id for event in events], events)
         self.connection.commit()
 
-    def drop_duplicates(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
-        """Return the events that must be published; see docs/protocol.md, Dedup.
+    @contextmanager
+    def without_duplicates(self, events: Sequence[ClaimedEvent]) -> Iterator[list[ClaimedEvent]]:
+        """Yield the events that must be published; see docs/protocol.md, Dedup.
 
         An event that was already sent to its destination becomes SENT with the earlier external id. Of several equal
-        events in the batch the first is kept and the others are released: they are duplicates once it is sent.
+        events in the batch the first is kept and the others are released: they are duplicates once it is sent. Until
+        the end of the block no other relay publishes equal events. Those that another relay publishes now are released.
         """
+        wanted = sorted({(event.destination, event.sameness) for event in events if event.sameness})
+        values = {"destinations": [name for name, _ in wanted], "keys": [key for _, key in wanted]}
+        locked = {(name, key) for name, key in self.connection.execute(LOCK_SAMENESS, values)}
+        try:
+            ours = [event for event in events if not event.sameness or (event.destination, event.sameness) in locked]
+            if len(ours) < len(events):
+                self.release([event for event in events if event not in ours])
+                time.sleep(OTHER_RELAY_SECONDS)  # otherwise they would be claimed again at once
+            yield self._drop_duplicates(ours)
+        finally:
+            if locked and not self.connection.invalidated:
+                values = {"destinations": [name for name, _ in locked], "keys": [key for _, key in locked]}
+                self.connection.execute(UNLOCK_SAMENESS, values)
+                self.connection.commit()
+
+    def _drop_duplicates(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
         keys = {event.id: (event.destination, event.sameness) for event in events if event.sameness}
         found = lease.check_dedup_many(self.connection, set(keys.values()))
         hits = {id_: found[key] for id_, key in keys.items() if key in found}
