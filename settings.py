@@ -2,13 +2,13 @@
 
 Values come from environment variables named like the fields, in capitals; some have an alias, which the canonical name
 overrides. The addresses of the servers come from DATABASE_URL, BROKER_URL and REDIS_URL, or from the stack that runs in
-CELERIAC_HOME. docs/configuration.md and `manage.py config` are generated from this file.
+CELERIAC_HOME. docs/configuration.md and `manage.py config` are generated from this file. `setting_types.py` checks the
+values.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -19,20 +19,27 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     AliasGenerator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as NotParsed
 
 from home_files import SettingsError as SettingsError  # noqa: PLC0414 - other modules import it from here
 from home_files import is_printed, read_json, read_stack
+from setting_types import (
+    SINK_NAME,
+    Home,
+    SinkSetting,
+    Words,
+    check_destinations,
+    check_hosts,
+    check_schema,
+    url_of,
+)
 
 ROOT: Final = Path(__file__).resolve().parent
 LOOK_UP_SECONDS: Final = 1.0
@@ -52,18 +59,6 @@ ALIASES: Final = {
     "outbox_publish_batch_size": "INGEST_KAFKA_PUBLISH_BATCH_SIZE",
     "outbox_publish_interval_ms": "INGEST_KAFKA_PUBLISH_INTERVAL_MS",
 }
-SINK_NAME: Final = r"^[a-z][a-z0-9_-]{0,39}$"  # it is part of transaction names, which have at most 199 bytes
-GUARANTEES_OF_SINKS: Final = {  # by the scheme of the address
-    "ledger": ("atomic",),
-    "outbox": ("at_least_once",),
-    "postgresql": ("keyed", "two_phase"),
-    "file": ("two_phase",),
-    "redis": ("keyed", "script"),
-    "rediss": ("keyed", "script"),
-    "http": ("keyed",),
-    "https": ("keyed",),
-}
-DESTINATION_SCHEMES: Final = ("https", "http", "redis-stream", "rediss-stream", "amqp", "amqps", "kafka")
 SERVER_VARIABLES: Final = ("DATABASE_URL", "BROKER_URL", "REDIS_URL")
 
 
@@ -79,15 +74,6 @@ class NotConfigured(SettingsError):
     exit_code = 3
 
 
-def _words(value: object) -> object:
-    """Split `a, b` into ("a", "b")."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
-Home = Annotated[Path, BeforeValidator(lambda given: given or ".celeriac")]  # an empty variable means the default
-Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
-
-
 def setting(default: Any, meaning: str, **bounds: Any) -> Any:
     """Declare a setting with its default, its meaning for the documentation, and the bounds of its values."""
     return Field(default, description=meaning, **bounds)
@@ -96,71 +82,6 @@ def setting(default: Any, meaning: str, **bounds: Any) -> Any:
 def _name_variables(field: str) -> AliasChoices:
     names = [field.removeprefix("given_"), ALIASES.get(field, "")]
     return AliasChoices(*(name.upper() for name in names if name))
-
-
-def _url(*schemes: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if value and value.partition("://")[0] not in schemes:
-            raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
-        try:
-            _ = urlsplit(value).port
-        except ValueError:
-            raise ValueError("is not an address: its port is not a number") from None
-        return value
-
-    return AfterValidator(check)
-
-
-def _schema(value: str) -> str:
-    """Accept only identifiers that need no quoting in statements, key prefixes and queue names."""
-    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", value):
-        raise ValueError("must be a lower-case identifier of at most 40 letters, digits and _")
-    if value.startswith("pg_") or value in ("public", "information_schema"):
-        raise ValueError("must be a schema that only Celeriac uses")
-    return value
-
-
-def _hosts(value: str) -> str:
-    """Accept only host:port, without a login, because the Kafka client repeats the address in its errors."""
-    hosts = [host.strip() for host in value.split(",")] if value.strip() else []
-    if not all(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:@/\[\]]+)(:\d{1,5})?", host) for host in hosts):
-        raise ValueError("must be host:port, separated by commas; put logins into KAFKA_OPTIONS")
-    return ",".join(hosts)
-
-
-def _destinations(value: dict[str, str]) -> dict[str, str]:
-    """Refuse addresses of unknown kinds. The message does not show the address, which may contain a password."""
-    for name, address in value.items():
-        scheme, found, _ = address.partition("://")
-        if found and scheme.lower() not in DESTINATION_SCHEMES:
-            known = ", ".join(f"{known}://" for known in DESTINATION_SCHEMES)
-            raise ValueError(f"the address of {name!r} must begin with one of {known}")
-    return value
-
-
-class SinkSetting(BaseModel):
-    """One entry of SINKS."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    url: str
-    guarantee: Literal["atomic", "keyed", "two_phase", "script", "at_least_once"]
-    key_life_hours: float = Field(720, gt=0)
-
-    @model_validator(mode="after")
-    def _require_a_guarantee_that_the_sink_can_give(self) -> SinkSetting:
-        possible = GUARANTEES_OF_SINKS.get(self.scheme)
-        if possible is None:
-            raise ValueError(f"its url must begin with one of {', '.join(f'{each}:' for each in GUARANTEES_OF_SINKS)}")
-        if self.guarantee not in possible:
-            raise ValueError(f"a sink with a {self.scheme}: address has the guarantee {' or '.join(possible)}")
-        return self
-
-    @property
-    def scheme(self) -> str:
-        """The kind of the address; PostgreSQL's has several spellings."""
-        scheme = self.url.partition(":")[0].lower()
-        return "postgresql" if scheme in ("postgres", "postgresql+psycopg2") else scheme
 
 
 class Settings(BaseSettings):
@@ -175,16 +96,16 @@ class Settings(BaseSettings):
     _looked_up: dict[str, tuple[float, str]] = PrivateAttr(default_factory=dict)  # variable → (when, address)
 
     # servers
-    given_database_url: Annotated[str, _url("postgresql", "postgres", "postgresql+psycopg2")] = setting(
+    given_database_url: Annotated[str, url_of("postgresql", "postgres", "postgresql+psycopg2")] = setting(
         "", "PostgreSQL database with the ledger; empty: the embedded one"
     )
-    given_broker_url: Annotated[str, _url("redis", "rediss", "amqp", "amqps")] = setting(
+    given_broker_url: Annotated[str, url_of("redis", "rediss", "amqp", "amqps")] = setting(
         "", "broker, Redis or RabbitMQ, for wake-ups; empty: the embedded Redis"
     )
-    given_redis_url: Annotated[str, _url("redis", "rediss")] = setting(
+    given_redis_url: Annotated[str, url_of("redis", "rediss")] = setting(
         "", "Redis that stores accepted receipts; empty: the embedded one"
     )
-    ledger_schema: Annotated[str, AfterValidator(_schema)] = setting(
+    ledger_schema: Annotated[str, AfterValidator(check_schema)] = setting(
         DEFAULT_SCHEMA,
         "PostgreSQL schema of this installation; its broker keys, queues and exchange are named after it",
     )
@@ -236,13 +157,13 @@ class Settings(BaseSettings):
     )
     outbox_publish_batch_size: int = setting(200, "events that a relay claims at once", ge=1, le=10_000)
     outbox_publish_interval_ms: int = setting(1000, "time between two runs of the relay", ge=50)
-    outbox_destinations: Annotated[dict[str, str], AfterValidator(_destinations)] = setting(
+    outbox_destinations: Annotated[dict[str, str], AfterValidator(check_destinations)] = setting(
         {}, 'named destinations, as JSON: {"orders": "redis-stream://:password@host:6379/0?stream=orders"}'
     )
     outbox_sent_retention_hours: int = setting(72, "hours to keep SENT events and recognise their duplicates", ge=1)
 
     # Kafka
-    kafka_bootstrap_servers: Annotated[str, AfterValidator(_hosts)] = setting(
+    kafka_bootstrap_servers: Annotated[str, AfterValidator(check_hosts)] = setting(
         "", "Kafka servers as host:port, separated by commas; empty: no Kafka"
     )
     kafka_topic: str = setting(
@@ -294,11 +215,11 @@ class Settings(BaseSettings):
     document_max_seconds: int = setting(120, "CPU seconds allowed for reading one document", ge=1, le=280)
 
     # outside services
-    llm_base_url: Annotated[str, _url("http", "https")] = setting(
+    llm_base_url: Annotated[str, url_of("http", "https")] = setting(
         "", "OpenAI-compatible API for `llm` stages, such as https://host/v1"
     )
     llm_api_key: SecretStr = setting(SecretStr(""), "key of that API")
-    chroma_base_url: Annotated[str, _url("http", "https")] = setting(
+    chroma_base_url: Annotated[str, url_of("http", "https")] = setting(
         "", "Chroma server that gets a copy of each chunk; empty: none"
     )
 
@@ -341,6 +262,11 @@ class Settings(BaseSettings):
     def broker_queue(self, name: str) -> str:
         """Return the name of a queue in the broker, where several installations may share one virtual host."""
         return name if self.ledger_schema == DEFAULT_SCHEMA else f"{self.ledger_schema}.{name}"
+
+    @property
+    def consumes_streams(self) -> bool:
+        """Return True if there are streams to consume, so that beat and a worker are needed for them."""
+        return self.receipt_two_phase_enabled
 
     @property
     def home(self) -> Path:

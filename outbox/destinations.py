@@ -79,11 +79,17 @@ def open_destination(name: str, settings: Settings) -> Destination:
 
 def open_poster(name: str, settings: Settings, *, patience: Patience | None = None, body_limit: int = 65_536) -> Poster:
     """Return a client for a destination with an http(s) address, for callers that need the answer itself."""
-    from outbox.publishers.signed_post import Patience, Poster  # noqa: PLC0415
-
-    url, options = _address(name, settings)
+    url, _ = _address(name, settings)
     if url.scheme not in ("https", "http"):
         raise UnknownDestination(f"Destination {name!r} has no https:// address, which is needed to get an answer.")
+    return poster_of(url, patience=patience, body_limit=body_limit)
+
+
+def poster_of(url: SplitResult, *, patience: Patience | None = None, body_limit: int = 65_536) -> Poster:
+    """Return a client for an http(s) address with our options in its query."""
+    from outbox.publishers.signed_post import Patience, Poster  # noqa: PLC0415
+
+    options = dict(parse_qsl(url.query, keep_blank_values=True))
     return Poster(**_post_options(url, options), patience=patience or Patience(), body_limit=body_limit)
 
 

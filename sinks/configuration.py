@@ -23,7 +23,7 @@ import settings
 from models.engine import engine
 from models.process_singleton import OnePerProcess
 from models.sql import sql
-from settings import SinkSetting
+from setting_types import SinkSetting
 from sinks.contract import Sink, UnknownSink
 
 INSTALLATION: Final = sql("""
@@ -104,9 +104,40 @@ def _prepared_postgres(name: str, url: str, **_: Any) -> Any:
     return PreparedPostgres(name, url)
 
 
+def _files(name: str, url: str, **_: Any) -> Any:
+    from sinks.files import FileSink  # noqa: PLC0415
+
+    return FileSink(name, url)
+
+
+def _redis_lists(name: str, url: str, **options: Any) -> Any:
+    from sinks.redis_list import RedisLists  # noqa: PLC0415
+
+    return RedisLists(name, url, **options)
+
+
+def _http(name: str, url: str, **options: Any) -> Any:
+    from sinks.http import KeyedHttp  # noqa: PLC0415
+
+    return KeyedHttp(name, url, **options)
+
+
+def _redis_script(name: str, url: str, **options: Any) -> Any:
+    from sinks.redis_script import RedisScript  # noqa: PLC0415
+
+    return RedisScript(name, url, **options)
+
+
 _OPENERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
     ("ledger", "atomic"): _ledger,
     ("outbox", "at_least_once"): _outbox,
     ("postgresql", "keyed"): _keyed_postgres,
     ("postgresql", "two_phase"): _prepared_postgres,
+    ("file", "two_phase"): _files,
+    ("redis", "keyed"): _redis_lists,
+    ("rediss", "keyed"): _redis_lists,
+    ("redis", "script"): _redis_script,
+    ("rediss", "script"): _redis_script,
+    ("http", "keyed"): _http,
+    ("https", "keyed"): _http,
 }

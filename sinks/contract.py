@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -94,6 +95,14 @@ class TaskOfSink(Protocol):
     def installation(self) -> uuid.UUID: ...
 
     def check_lease(self) -> None: ...
+
+
+class TaskWithSteps(TaskOfSink, Protocol):
+    """What a keyed sink needs to know besides."""
+
+    def using_once(self, sink: str, step: str, *, where: str = "") -> AbstractContextManager[None]:
+        """Raise SinkMisused if the handler has completed this step before, in this attempt."""
+        ...
 
 
 class Sink(Protocol):

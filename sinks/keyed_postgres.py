@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 from failpoint import failpoint
 from models.ledger_outage import REPETITIONS, asks_to_repeat
 from outbox.canonical_json import canonical_json
-from sinks.contract import Effect, EffectState, Guarantee, SinkNotReady, TaskOfSink
+from sinks.contract import Effect, EffectState, Guarantee, SinkMisused, SinkNotReady, TaskWithSteps
 from sinks.manual_transaction import ManualTransaction, sink_engine
 from tasks.core.steps import NAME as STEP_NAME
 
@@ -81,17 +81,17 @@ class KeyedPostgres:
             f"No task runs later than {self.key_life.days} days after its first attempt: its key is deleted then.",
         ]
 
-    def bind(self, task: TaskOfSink) -> BoundKeyedPostgres:
+    def bind(self, task: TaskWithSteps) -> BoundKeyedPostgres:
         return BoundKeyedPostgres(self, task)
 
     def check(self) -> str:
-        with self._says_what_is_missing(), self.engine.connect() as connection:
+        with self.says_what_is_missing(), self.engine.connect() as connection:
             connection.execute(text("SELECT FROM celeriac_sink.effect LIMIT 0"))
         return "its table is there"
 
     def effects(self, installation: uuid.UUID, task_id: uuid.UUID) -> Sequence[Effect]:
         key = {"installation": installation, "sink": self.name, "task_id": task_id}
-        with self._says_what_is_missing(), self.engine.connect() as connection:
+        with self.says_what_is_missing(), self.engine.connect() as connection:
             steps = connection.execute(EFFECTS, key).scalars()
             return [Effect(self.name, EffectState.COMMITTED, step) for step in steps]
 
@@ -111,7 +111,7 @@ class KeyedPostgres:
         self.engine.dispose()
 
     @contextmanager
-    def _says_what_is_missing(self) -> Iterator[None]:
+    def says_what_is_missing(self) -> Iterator[None]:
         try:
             yield
         except ProgrammingError as error:
@@ -126,7 +126,7 @@ class BoundKeyedPostgres:
     """`task.sink(name)` for a keyed PostgreSQL."""
 
     sink: KeyedPostgres
-    task: TaskOfSink
+    task: TaskWithSteps
 
     def run(self, function: Callable[..., Any], *arguments: Any, step: str = DEFAULT_STEP) -> Any:
         """Call `function(db, *arguments)` and commit, unless this step of the task has been committed before.
@@ -134,17 +134,16 @@ class BoundKeyedPostgres:
         Returns what the function returned then, as JSON. A transaction that the database asks to repeat is repeated.
         """
         if not STEP_NAME.fullmatch(step):
-            raise ValueError("The name of a step must be text of 1 to 200 characters without control characters.")
-        repetitions = 0
-        while True:
-            self.task.check_lease()
-            try:
-                with self.sink._says_what_is_missing():
+            raise SinkMisused("The name of a step must be text of 1 to 200 characters without control characters.")
+        with self.task.using_once(self.sink.name, step), self.sink.says_what_is_missing():
+            for repetition in range(REPETITIONS + 1):
+                self.task.check_lease()
+                try:
                     return self._attempt(function, arguments, step)
-            except DBAPIError as error:
-                if not asks_to_repeat(error) or repetitions >= REPETITIONS:
-                    raise
-                repetitions += 1
+                except DBAPIError as error:
+                    if not asks_to_repeat(error) or repetition == REPETITIONS:
+                        raise
+        raise AssertionError  # the last repetition returns or raises
 
     def _attempt(self, function: Callable[..., Any], arguments: Sequence[Any], step: str) -> Any:
         key = {

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,9 +28,11 @@ from models.sql import sql
 from outbox.lease import Db
 from sinks import transactions
 from sinks.configuration import open_sinks
+from sinks.contract import SinkMisused
 from sinks.two_phase import Finished, TwoPhaseCommitSink, gid_of
 from tasks.core.lease import HeldLease
-from tasks.core.outcomes import Finish
+from tasks.core.outcomes import Finish, Snooze
+from tasks.core.steps import Steps
 from tasks.core.task import Task
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ NOTE_USE: Final = sql("""
     INSERT INTO ledger.sink_use (type, sink, created_at) VALUES (:type, :sink, ledger.ledger_now())
     ON CONFLICT DO NOTHING
 """)
+PREDECESSOR_SECONDS: Final = 1.0  # until a task looks again whether the sink has obeyed an earlier task of its key
 CLOSE_SECONDS: Final = 3.0  # how long a worker waits for the ledger before it leaves the rest to recovery
 LEDGER_ERRORS: Final = (SQLAlchemyError, CeleriacError)
 OBEYED: Final = (Finished.DONE, Finished.ALREADY_DONE)
@@ -49,10 +53,12 @@ Write = Callable[[Session], object]
 class TaskSinks:
     """What one task has written to sinks."""
 
-    def __init__(self, bind: Bind, task: Task, held: HeldLease) -> None:
+    def __init__(self, bind: Bind, task: Task, held: HeldLease, steps: Steps) -> None:
         self.bind = bind
         self.task = task
         self.held = held
+        self.steps = steps
+        self._used: set[tuple[str, str, str]] = set()  # by `using_once`
         self.deferred: list[Write] = []  # run in the transaction that settles the task
         self._open: dict[str, tuple[AnySink, Any]] = {}  # by gid
         self.gids: list[str] = []  # whose handles are stored
@@ -81,6 +87,24 @@ class TaskSinks:
     def check_lease(self) -> None:
         """Raise LeaseLost if another worker may run the task."""
         self.held.check()
+
+    @property
+    def traceparent(self) -> object:
+        return self.task.context.get("traceparent")
+
+    @contextmanager
+    def using_once(self, sink: str, step: str, *, where: str = "") -> Iterator[None]:
+        """Raise SinkMisused if the handler has completed this step in the sink before, in this attempt.
+
+        A keyed sink would take the second effect for a repetition of the first one, and skip it.
+        """
+        used = (sink, step, where)
+        if used in self._used:
+            raise SinkMisused(
+                f"The handler has used the step {step!r} of the sink {sink} before: give each effect its own `step`."
+            )
+        yield
+        self._used.add(used)
 
     def defer(self, write: Write) -> None:
         """Run this in the transaction that writes SUCCEEDED."""
@@ -188,8 +212,9 @@ class TaskSinks:
     def _finish_predecessors(self, sink: AnySink, partition_key: str) -> None:
         """Commit what earlier tasks of the partition key have left prepared, so that effects keep their order."""
         for gid, handle in transactions.unfinished_of_key(self.bind, sink.name, partition_key):
-            if sink.recover_and_commit(handle) in OBEYED:
-                transactions.finish(self.bind, [gid])
+            if sink.recover_and_commit(handle) not in OBEYED:
+                raise Snooze(PREDECESSOR_SECONDS)  # otherwise our effect could be visible before that one
+            transactions.finish(self.bind, [gid])
 
     def _note_use(self, sink: str) -> None:
         used = (self.task.type, sink)

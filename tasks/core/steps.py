@@ -98,6 +98,17 @@ class Steps:
         if done > stored:
             self._store_place(name, done)
 
+    def read(self, name: str) -> Any:
+        """Return what is stored under this name, or None."""
+        self.held.check()
+        return self._known().get(name)
+
+    def overwrite(self, name: str, value: Any) -> None:
+        """Store a value that changes, such as a count. Unlike the result of a step, the last value stays."""
+        self._reserve(name, is_loop=True)
+        written = canonical_json(value, what=f"value of {name!r}")
+        self._known()[name] = self._store(name, written, is_loop=True)
+
     def _reserve(self, name: str, *, is_loop: bool) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise Misuse("The name of a step must be text of 1 to 200 characters without control characters.")

@@ -111,8 +111,8 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
 def run_outside(claim: Claim, task: Task) -> None:
     """Run a task outside a transaction. No connection is held while its handler runs."""
     claim.running = [task]
-    sinks = TaskSinks(claim.bind, task, claim.lease)
     steps = Steps(claim.bind, task.id, claim.lease)
+    sinks = TaskSinks(claim.bind, task, claim.lease, steps)
     given = replace(task, steps=steps, sinks=sinks)  # a copy: another key in `claim.seconds`
     claim.lease.watched = WatchedTask(task.id, claim.soft_limit.interrupter_of_next_call())
     now = Situation(claim.handler)

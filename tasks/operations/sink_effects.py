@@ -23,6 +23,7 @@ from sinks.configuration import open_sinks
 from sinks.contract import Effect, EffectState, Guarantee, UnknownSink
 
 IN_TRANSACTION: Final = (Guarantee.ATOMIC, Guarantee.AT_LEAST_ONCE)
+WORST_FIRST: Final = (EffectState.COMMITTED, EffectState.UNKNOWN, EffectState.NOT_COMMITTED)  # to repeat
 DETAIL_LIMIT: Final = 200
 USES: Final = sql("SELECT type, sink FROM ledger.sink_use ORDER BY type, sink")
 
@@ -62,13 +63,12 @@ def effects_of(task_id: uuid.UUID, status: str, sinks: Iterable[str]) -> list[Ef
 
 
 def count_effects(tasks: Iterable[tuple[uuid.UUID, str, str]], sinks: dict[str, list[str]]) -> list[EffectCount]:
-    """Count, by sink, what tasks (id, type, status) have done. A task with one committed effect counts as such."""
+    """Count, by sink, what tasks (id, type, status) have done. Of several effects the worst for a repetition counts."""
     counts: dict[str, Counter[EffectState]] = {}
     for task_id, type_, status in tasks:
         for sink in sinks.get(type_, ()):
             states = {effect.state for effect in _effects_in(sink, task_id, status)}
-            worst = next(state for state in EffectState if state in states or state is EffectState.UNKNOWN)
-            counts.setdefault(sink, Counter())[worst] += 1
+            counts.setdefault(sink, Counter())[next(state for state in WORST_FIRST if state in states)] += 1
     return [EffectCount(sink, *(found[state] for state in EffectState)) for sink, found in sorted(counts.items())]
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 import redis
 
+import setting_types
 import settings
 from outbox import destinations
 from outbox.destinations import UnknownDestination, open_destination
@@ -73,7 +74,7 @@ def test_an_address_of_an_unknown_kind_is_refused_at_every_start(monkeypatch: py
 
 
 def test_the_settings_accept_exactly_the_schemes_that_can_be_opened() -> None:
-    assert set(settings.DESTINATION_SCHEMES) == set(destinations._OPENERS)
+    assert set(setting_types.DESTINATION_SCHEMES) == set(destinations._OPENERS)
 
 
 @pytest.mark.parametrize(

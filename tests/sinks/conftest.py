@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from sqlalchemy import Engine, create_engine, text
 import settings
 from models.engine import engine
 from sinks.configuration import open_sinks
+from sinks.files import FileSink
 from tests.servers import Cluster, ServersOfTests
-from tests.sinks.places import CREATE, PLACES, Place
+from tests.sinks.places import CREATE, PLACES, Place, Surroundings
 
 DATABASE = "sink"
 
@@ -56,9 +58,33 @@ def configure(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, other: Engine, configure: Callable[..., None]) -> Place:
+def place(
+    request: pytest.FixtureRequest,
+    other: Engine,
+    ledger: ServersOfTests,
+    configure: Callable[..., None],
+    tmp_path: Path,
+) -> Iterator[Place]:
     """A sink of every kind, ready to be used."""
     made = PLACES[request.param](other)
+    made.start(Surroundings(ledger, tmp_path))
     configure(**{made.name: made.setting})
     open_sinks().find(made.name).prepare()
-    return made
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An empty folder for a file sink."""
+    root = tmp_path / "ex ports"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+def sink(root: Path) -> FileSink:
+    """That folder, prepared, without a ledger."""
+    sink = FileSink("files", root.as_uri())
+    sink.prepare()
+    return sink

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import redis
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from models.engine import engine
 from models.sql import sql
+from sinks.files import Folder
 from tasks.core.task import Task
+from tests.servers import ServersOfTests
+from tests.workflows.outside import Outside
 
 CREATE = "CREATE TABLE IF NOT EXISTS public.effect (task_id uuid NOT NULL, n integer NOT NULL)"
 INSERT = text("INSERT INTO public.effect (task_id, n) VALUES (:task_id, :n)")
@@ -24,12 +31,26 @@ def insert(db: Session, task_id: uuid.UUID, n: int = 0) -> dict[str, int]:
     return {"n": n}
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a test offers to a place."""
+
+    servers: ServersOfTests
+    folder: Path
+
+
 class Place(ABC):
     """A sink under test."""
 
     guarantee: ClassVar[str]
     windows: ClassVar[tuple[str, ...]]  # the failpoints that a task passes on its way
     name: ClassVar[str] = "place"
+
+    def start(self, around: Surroundings) -> None:  # noqa: B027 - most need nothing
+        """Start what the sink needs."""
+
+    def stop(self) -> None:  # noqa: B027
+        """Stop what `start` has started."""
 
     @property
     @abstractmethod
@@ -131,10 +152,107 @@ class OutboxPlace(LedgerPlace):
             return int(connection.execute(counted, {"id": task_id}).scalar_one())
 
 
+class FilesPlace(Place):
+    """A folder, with two files per effect. Their names differ in each attempt, so that a second effect is counted."""
+
+    guarantee = "two_phase"
+    windows = (
+        "sinks.before_handles",
+        "sinks.after_handles",
+        "files.staged",
+        "sinks.after_prepare",
+        "sinks.before_decision",
+        "sinks.before_commit",
+        "files.renamed",
+        "files.before_removal",
+        "sinks.after_commit",
+    )
+    folder: Path
+
+    def start(self, around: Surroundings) -> None:
+        self.folder = around.folder
+
+    @property
+    def url(self) -> str:
+        return self.folder.as_uri()
+
+    def write(self, task: Task, n: int = 0) -> Any:
+        def write_two(folder: Folder) -> None:
+            name = f"{task.id}/{n} {uuid.uuid4()}"
+            folder.write(f"{name}.json", {"n": n})
+            folder.write(f"{name}.txt", str(n))
+
+        return task.sink(self.name).run(write_two)
+
+    def count(self, task_id: uuid.UUID) -> int:
+        found = [{path.stem for path in self.folder.glob(f"{task_id}/*.{suffix}")} for suffix in ("json", "txt")]
+        assert found[0] == found[1], "half of an effect is visible"
+        return len(found[0])
+
+    def left_behind(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / ".celeriac").iterdir() if path.name != "id")
+
+
+class RedisPlace(Place):
+    """A list of the receipt Redis."""
+
+    guarantee = "keyed"
+    windows = ("redis_list.before_script", "redis_list.after_script")
+    list_name = "effects of {tests}"
+
+    def start(self, around: Surroundings) -> None:
+        self.address = around.servers.addresses["REDIS_URL"]
+        self.client = redis.Redis.from_url(self.address, decode_responses=True)
+
+    def stop(self) -> None:
+        self.client.close()
+
+    @property
+    def url(self) -> str:
+        return self.address
+
+    def write(self, task: Task, n: int = 0) -> Any:
+        return task.sink(self.name).append(self.list_name, {"task": str(task.id), "n": n}, step=f"write {n}")
+
+    def count(self, task_id: uuid.UUID) -> int:
+        entries = map(json.loads, self.client.lrange(self.list_name, 0, -1))
+        return sum(entry["task"] == str(task_id) for entry in entries)
+
+    def left_behind(self) -> list[str]:
+        """Return keys of ours that would never expire."""
+        return [str(key) for key in self.client.keys("celeriac:*") if self.client.ttl(key) < 0]
+
+
+class HttpPlace(Place):
+    """A service that performs one effect per Idempotency-Key."""
+
+    guarantee = "keyed"
+    windows = ("http.before_post", "http.after_post", "steps.before_keep", "steps.after_keep", "http.after_keep")
+
+    def start(self, _around: Surroundings) -> None:
+        self.service = Outside()
+
+    def stop(self) -> None:
+        self.service.end()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.service.port}/charge?allow_private=1&allow_http=1&secret=hunter2"
+
+    def write(self, task: Task, n: int = 0) -> Any:
+        return task.sink(self.name).post({"task": str(task.id), "n": n}, step=f"write {n}")
+
+    def count(self, task_id: uuid.UUID) -> int:
+        return sum(effect["asked"]["task"] == str(task_id) for effect in self.service.effects.values())
+
+
 Make = Callable[[Engine], Place]
 PLACES: dict[str, Make] = {
     "atomic": lambda _: LedgerPlace(),
     "outbox": lambda _: OutboxPlace(),
     "keyed PostgreSQL": KeyedPlace,
     "two-phase PostgreSQL": TwoPhasePlace,
+    "files": lambda _: FilesPlace(),
+    "Redis list": lambda _: RedisPlace(),
+    "HTTP": lambda _: HttpPlace(),
 }
