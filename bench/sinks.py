@@ -73,7 +73,7 @@ def measure(*, count: int, say: Say) -> Found:
             "INSERT": partial(_tasks, "bench.insert"),
             "nothing": partial(_tasks, "bench.nothing"),
             "atomic, in a batch": partial(_tasks, "bench.atomic"),
-            **{sink: partial(_tasks, f"bench.{name}") for name, sink in SINKS.items()},
+            **{kind: partial(_tasks, f"bench.{name}") for name, (kind, _) in SINKS.items()},
         }
         for name in SINKS:
             open_sinks().find(name).prepare()
@@ -90,14 +90,29 @@ def measure(*, count: int, say: Say) -> Found:
     return Found(insert, [Cost(kind, ms, ms / insert) for kind, ms in costs.items()])
 
 
-SINKS: Final = {
-    "keyed": "keyed PostgreSQL",
-    "two_phase": "two-phase PostgreSQL",
-}
-
-
 def _insert(db: Any, task_id: uuid.UUID) -> None:
     db.execute(INSERT, {"task_id": task_id, "n": 1})
+
+
+def _to_database(task: Task, name: str) -> None:
+    task.sink(name).run(_insert, task.id)
+
+
+def _to_file(task: Task, name: str) -> None:
+    task.sink(name).run(lambda folder: folder.write(f"{task.id}.json", {"n": 1}))
+
+
+def _to_list(task: Task, name: str) -> None:
+    task.sink(name).append("bench", {"n": 1})
+
+
+# The name of each sink, its kind in words, and how a handler writes to it.
+SINKS: Final[dict[str, tuple[str, Callable[[Task, str], None]]]] = {
+    "keyed": ("keyed PostgreSQL", _to_database),
+    "two_phase": ("two-phase PostgreSQL", _to_database),
+    "files": ("folder of files", _to_file),
+    "lists": ("Redis list", _to_list),
+}
 
 
 def _register_handlers(other: Engine) -> None:
@@ -108,8 +123,8 @@ def _register_handlers(other: Engine) -> None:
     handler("bench.nothing", transactional=False, batch=BATCH)(_do_nothing)
     handler("bench.insert", transactional=False, batch=BATCH)(insert)
     handler("bench.atomic", batch=BATCH)(_insert_in_transaction)
-    for name in SINKS:
-        handler(f"bench.{name}", transactional=False, batch=BATCH)(_writer(name))
+    for name, (_, write) in SINKS.items():
+        handler(f"bench.{name}", transactional=False, batch=BATCH)(_writer(name, write))
 
 
 def _do_nothing(_task: Task) -> None:
@@ -120,12 +135,12 @@ def _insert_in_transaction(task: Task, db: Any) -> None:
     _insert(db, task.id)
 
 
-def _writer(name: str) -> Callable[[Task], None]:
-    def write(task: Task) -> None:
-        task.sink(name).run(_insert, task.id)
+def _writer(name: str, write: Callable[[Task, str], None]) -> Callable[[Task], None]:
+    def run(task: Task) -> None:
+        write(task, name)
 
-    write.__qualname__ = f"write_{name}"  # a type has one handler, which is known by its name
-    return write
+    run.__qualname__ = f"write_{name}"  # a type has one handler, which is known by its name
+    return run
 
 
 def _tasks(type_: str) -> float:
@@ -150,7 +165,13 @@ def _other_database() -> Iterator[Engine]:
         for each in (other, engine()):
             with each.begin() as connection:
                 connection.execute(CREATE)
-        named = {name: {"url": url, "guarantee": name} for name in SINKS}
+        named = {
+            "keyed": {"url": url, "guarantee": "keyed"},
+            "two_phase": {"url": url, "guarantee": "two_phase"},
+            "files": {"url": (current.celeriac_home / "bench-files").as_uri(), "guarantee": "two_phase"},
+            "lists": {"url": current.redis_url, "guarantee": "keyed"},
+        }
+        (current.celeriac_home / "bench-files").mkdir()
         with environment({**os.environ, "SINKS": json.dumps(named)}):
             settings.current.cache_clear()
             yield other

@@ -25,7 +25,7 @@ import json
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final, Protocol, TypedDict
@@ -40,7 +40,7 @@ from outbox.canonical_json import BadPayload, canonical_json
 from outbox.destinations import poster_of
 from outbox.publishers.address_guard import ForbiddenAddress, check_address, look_up
 from outbox.publishers.signed_post import DEFAULT_PORTS, TRY_AGAIN, Answer, NoAnswer, NotAsked, Patience, Poster
-from sinks.contract import Effect, EffectState, Guarantee, SinkMisused, SinkNotReady, TaskOfSink
+from sinks.contract import Effect, EffectState, Guarantee, SinkMisused, SinkNotReady, TaskWithSteps
 from tasks.core.outcomes import Permanent, TryLater
 from tasks.core.steps import Steps
 
@@ -79,7 +79,7 @@ class KeyedHttp:
             f"No task runs later than {hours} hours after its first attempt.",
         ]
 
-    def bind(self, task: TaskWithSteps) -> BoundHttp:
+    def bind(self, task: TaskThatRemembers) -> BoundHttp:
         return BoundHttp(self, task)
 
     def check(self) -> str:
@@ -135,7 +135,7 @@ class KeyedHttp:
         return Effect(self.name, EffectState.NOT_COMMITTED, step, "refused, or not sent")
 
 
-class TaskWithSteps(TaskOfSink, Protocol):
+class TaskThatRemembers(TaskWithSteps, Protocol):
     """What this sink needs of the running task (`task_sinks.py`)."""
 
     @property
@@ -144,15 +144,13 @@ class TaskWithSteps(TaskOfSink, Protocol):
     @property
     def traceparent(self) -> object: ...
 
-    def using_once(self, sink: str, step: str, *, where: str = "") -> AbstractContextManager[None]: ...
-
 
 @dataclass(frozen=True, slots=True)
 class BoundHttp:
     """`task.sink(name)` for a service."""
 
     sink: KeyedHttp
-    task: TaskWithSteps
+    task: TaskThatRemembers
 
     def post(self, payload: Any, *, step: str = DEFAULT_STEP) -> HttpAnswer:
         """Send the payload as JSON, unless this step has been answered; return the answer with its status 2xx."""
