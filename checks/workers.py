@@ -7,13 +7,14 @@ from typing import Final
 
 from sqlalchemy.exc import ProgrammingError
 
+from checks.consumer_timeout import DEFAULT_SECONDS, read_consumer_timeouts
 from checks.result import Finding, fail, ok, warn
 from models.engine import engine
+from models.errors import Unreachable
 from settings import Settings
 
 PATIENCE_SECONDS: Final = 2.0
 LATE_TICKS: Final = 4
-CONSUMER_TIMEOUT_SECONDS: Final = 1800.0  # RabbitMQ's default; neither AMQP nor its management API tells its own
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -27,8 +28,9 @@ def check(settings: Settings) -> Iterator[Finding]:
         yield ok("workers", ", ".join(sorted(consumed)))
         declared = {queue.name for queue in app.conf.task_queues}
         queues = settings.ingest_queues if settings.ingest_queue == "kafka" else ()
-        by_kafka = {settings.broker_queue(name) for name in queues}
-        yield from _check_queues(consumed, declared, declared - by_kafka)
+        unused = () if settings.consumes_streams else ("receipts",)
+        not_needed = {settings.broker_queue(name) for name in (*queues, *unused)}
+        yield from _check_queues(consumed, declared, declared - not_needed)
     yield from _check_types()
     yield _check_beat()
     yield from _check_ticks()
@@ -39,7 +41,10 @@ def check(settings: Settings) -> Iterator[Finding]:
 def _check_queues(
     consumed: dict[str, set[str]], declared: set[str], needed: set[str] | None = None
 ) -> Iterator[Finding]:
-    """`needed` leaves out queues whose wake-ups come from Kafka, whose workers cannot be asked; None means all."""
+    """`needed` leaves out queues whose wake-ups come from Kafka, whose workers cannot be asked; None means all.
+
+    It also leaves out the queue of the consumers of streams while there are no streams.
+    """
     needed = declared if needed is None else needed
     served = set().union(*consumed.values())
     if missing := sorted(needed - served):
@@ -127,11 +132,22 @@ def _check_long_handlers(settings: Settings) -> Iterator[Finding]:
         known = handlers().values()
     except BadHandler:
         return  # no worker starts with it, and says so
-    long = sorted(each.type for each in known if each.hard_limit_seconds > CONSUMER_TIMEOUT_SECONDS)
-    if long:
-        minutes = f"{CONSUMER_TIMEOUT_SECONDS / 60:g} minutes"
+    queues = {each.type: settings.broker_queue(each.queue) for each in known}
+    own: dict[str, float] = {}
+    default = "unless rabbitmq.conf has another value"
+    try:
+        own = read_consumer_timeouts(settings.broker_url, set(queues.values()))
+    except Unreachable as error:
+        default = f"by default; {error.message}"
+    long: dict[str, list[str]] = {}
+    for each in sorted(known, key=lambda handler: handler.type):
+        seconds = own.get(queues[each.type])
+        if each.hard_limit_seconds > (seconds or DEFAULT_SECONDS):
+            source = "by a policy or an argument of its queue" if seconds else default
+            long.setdefault(f"{(seconds or DEFAULT_SECONDS) / 60:g} minutes {source}", []).append(each.type)
+    for timeout, types in long.items():
         yield ok(
             "handlers.limits",
-            f"{', '.join(long)} may run for longer than the consumer_timeout of RabbitMQ ({minutes} unless you changed"
-            " it): a worker then reconnects that often; messages that come again are refused, and nothing runs twice",
+            f"{', '.join(types)} may run for longer than the consumer_timeout of RabbitMQ ({timeout}): a worker then"
+            " reconnects that often; messages that come again are refused, and nothing runs twice",
         )

@@ -22,6 +22,7 @@ WITH_RABBITMQ: Final = (
     "tests/tasks/test_survival.py",
     "tests/tasks/test_installations.py",
     "tests/tasks/test_long_handlers.py",
+    "tests/checks/test_consumer_timeout.py",
     "tests/outbox/publishers/test_amqp.py",
     "tests/outbox/publishers/test_celery.py",
     "tests/outbox/publishers/test_contract.py",

@@ -66,7 +66,7 @@ EXTEND_EXPIRED: Final = sql("""
 # was_interrupted: the database has just started, or reclaim has not run for a while, so that holders may have been
 # unable to renew their leases.
 WAS_INTERRUPTED: Final = sql("""
-    SELECT (SELECT ledger.ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :lease_seconds)
+    SELECT (SELECT ledger.ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :restart_seconds)
         OR coalesce((SELECT (SELECT ledger.ledger_now()) - finished_at > make_interval(secs => :pause_seconds)
                      FROM ledger.tick WHERE name = 'reclaim'), true)
 """)
@@ -104,10 +104,11 @@ def reclaim_leases(engine: Engine, settings: Settings, *, holders: Sequence[str]
 
 
 def _extend_if_interrupted(engine: Engine, settings: Settings) -> None:
-    lease = settings.ingest_lease_seconds
-    pause = max(lease, 2 * settings.ingest_reclaim_interval_ms / 1000)
+    lease, interval = settings.ingest_lease_seconds, settings.ingest_reclaim_interval_ms / 1000
+    # A lease that was renewed just before a short restart expires a lease later, and is seen at the next look.
+    seconds = {"restart_seconds": lease + 2 * interval, "pause_seconds": max(lease, 2 * interval)}
     with engine.begin() as connection:
-        if connection.execute(WAS_INTERRUPTED, {"lease_seconds": lease, "pause_seconds": pause}).scalar_one():
+        if connection.execute(WAS_INTERRUPTED, seconds).scalar_one():
             connection.execute(EXTEND_EXPIRED, {"lease_seconds": lease})
 
 

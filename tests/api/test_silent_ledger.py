@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+from starlette.datastructures import UploadFile
 
 from api import documents as document_routes
 from api import ledger_calls
@@ -25,6 +26,7 @@ from tests.api.server import Server
 from tests.servers import ServersOfTests, wait_until
 
 LIMIT_SECONDS = 5.0
+LARGE = 16 * 1024 * 1024  # bytes
 FLOW = {"stages": [{"name": "a", "kind": "python", "function": "test.greet"}]}
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("GET", "/readyz", {}),
@@ -126,6 +128,25 @@ def test_a_silence_that_begins_in_the_middle_of_a_request_is_answered_503_in_tim
     monkeypatch.setattr(place, "parse_task_id", stop_and_parse)
     path = "/api/tasks/" if place is task_routes else "/api/knowledge/tasks/"
     status, code, seconds = timed(client, ("GET", f"{path}00000000-0000-0000-0000-000000000000", {}))
+    assert (status, code) == (503, "unreachable")
+    assert seconds < LIMIT_SECONDS
+
+
+@pytest.mark.guarantee
+def test_a_large_upload_is_answered_503_in_time_if_the_silence_begins_after_the_token_was_checked(
+    client: httpx2.Client, silence: Silence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has more time than other requests to be stored, which must not delay the answer."""
+    read = UploadFile.read
+
+    async def stop_and_read(file: UploadFile, size: int = -1) -> bytes:
+        silence.begin()
+        return await read(file, size)
+
+    monkeypatch.setattr(UploadFile, "read", stop_and_read)
+    assert ledger_calls.SECONDS + LARGE / document_routes.STORED_BYTES_PER_SECOND > LIMIT_SECONDS
+    upload = {"files": {"file": ("a.txt", b"x" * LARGE, "text/plain")}}
+    status, code, seconds = timed(client, ("POST", UPLOAD, upload))
     assert (status, code) == (503, "unreachable")
     assert seconds < LIMIT_SECONDS
 

@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 import checks
 import settings
-from checks import destinations, ledger, project, servers, workers
+from checks import consumer_timeout, destinations, ledger, project, servers, workers
 from checks.result import Finding, Level
 from models.engine import engine
 from models.errors import Unreachable
@@ -28,6 +28,7 @@ from tasks.core.registry import handlers
 from tasks.recovery.tick_rows import BEAT, record_tick
 from tests.models.moving_clock import move_clock
 from tests.servers import ServersOfTests
+from tests.tasks.command_line import buried
 from tests.tasks.deliveries import handled
 from tests.tasks.registrations import handler_of, registered
 
@@ -164,6 +165,32 @@ def test_missing_workers_fail_and_a_missing_beat_is_a_warning(
     assert problems(workers.check(settings.current())) == {"workers": Level.FAIL, "beat": Level.WARN}
 
 
+def test_every_problem_with_the_workers_reaches_the_report(
+    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that is not called finds nothing, and the report would look well."""
+    monkeypatch.setattr(workers, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setenv("BROKER_URL", "amqp://127.0.0.1:1//")
+    monkeypatch.setattr(consumer_timeout, "PORT", 1)
+    registered(handlers())
+    buried(3)  # without dead letters
+    with engine().begin() as connection:
+        connection.execute(sql("SELECT ledger.ingest_submit('un.known', '{}')"))
+        connection.execute(
+            sql("INSERT INTO ledger.tick (name, holder, error) VALUES ('prune', 'test', 'no space left')")
+        )
+    with handled("test.hours", lambda _task: None, transactional=False, soft_limit_seconds=7200):
+        found = list(workers.check(settings.Settings()))
+    assert problems(iter(found)) == {
+        "workers": Level.FAIL,
+        "types": Level.WARN,
+        "beat": Level.WARN,
+        "tick.prune": Level.FAIL,
+        "dead letters": Level.WARN,
+    }
+    assert [each.name for each in found if each.level is Level.OK] == ["handlers.limits"]
+
+
 def test_a_queue_without_a_worker_fails() -> None:
     declared = {"ingest", "system"}
     assert problems(workers._check_queues({"w@h": {"ingest", "system"}}, declared)) == {}
@@ -273,6 +300,7 @@ def test_a_handler_that_outlives_the_consumer_timeout_is_mentioned_and_is_no_pro
     broker: str, reported: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BROKER_URL", broker)
+    monkeypatch.setattr(consumer_timeout, "PORT", 1)
     with handled("test.hours", lambda _task: None, transactional=False, soft_limit_seconds=7200):
         found = list(workers._check_long_handlers(settings.Settings()))
     assert [finding.level for finding in found] == reported

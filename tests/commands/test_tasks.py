@@ -30,6 +30,7 @@ from tests.outbox.ledger import rows as events
 from tests.servers import ServersOfTests
 from tests.tasks import work
 from tests.tasks.command_line import DIES, FLAKY, buried, change, dead, manage, statuses, submitted
+from tests.tasks.registrations import handler_of, no_worker_processes, registered
 
 UNKNOWN = uuid.UUID(int=1)
 
@@ -229,6 +230,16 @@ def test_show_names_the_wakeup_and_the_missing_worker_of_a_waiting_task(stack: S
     found = manage("show", task, "--json").json
     assert [each["code"] for each in found["why"]] == ["not_due", "no_worker"]
     assert [wakeup["nextRetryAt"] for wakeup in found["wakeups"]] == [found["nextRetryAt"]]
+
+
+def test_show_names_the_type_that_no_live_worker_knows(stack: ServersOfTests) -> None:
+    (task,) = submitted({})
+    registered(handler_of("another.type"))
+    with no_worker_processes():
+        why, shown = manage("show", task, "--json").json["why"], manage("show", task).out
+    messages = {each["code"]: each["message"] for each in why}
+    assert messages["unknown_handler"].startswith(f"No live worker knows the type '{FLAKY}'.")
+    assert messages["unknown_handler"] in " ".join(shown.split())
 
 
 def test_show_names_the_worker_of_a_running_task_and_its_audits(stack: ServersOfTests) -> None:

@@ -75,6 +75,7 @@ class RabbitNode(_Local, RabbitMQContainer):  # type: ignore[misc]
     def __init__(self, rabbit: OwnRabbit | GivenRabbit) -> None:
         self.process = rabbit.process
         self.process.await_ready(60)
+        self.management_port = rabbit.management_port
         self._url = rabbit.url()
         super().__init__(self.process)
 

@@ -37,8 +37,8 @@ class OwnRabbit:
     def __init__(self, server: Path, *, advanced: str = "[].") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="celeriac-rabbitmq-"))  # RabbitMQ cannot handle a path with a space
         self.password = secrets.token_urlsafe(16)
-        ports = Home(self.folder).ports({"amqp": 0, "distribution": 0, "epmd": 0}, wished={})
-        self.port = ports["amqp"]
+        ports = Home(self.folder).ports(dict.fromkeys(("amqp", "management", "distribution", "epmd"), 0), wished={})
+        self.port, self.management_port = ports["amqp"], ports["management"]
         self._free = itertools.count()
         self._write_configuration(advanced)
         self.process = LocalProcess(
@@ -88,16 +88,17 @@ class OwnRabbit:
         everything = {"user": USER, "configure": ".*", "write": ".*", "read": ".*"}
         definitions = {
             "vhosts": [{"name": name} for name in vhosts],
-            "users": [{"name": USER, "password": self.password, "tags": []}],
+            "users": [{"name": USER, "password": self.password, "tags": ["management"]}],
             "permissions": [{**everything, "vhost": name} for name in vhosts],
         }
         (self.folder / "definitions.json").write_text(json.dumps(definitions))
-        (self.folder / "plugins").write_text("[].\n")
+        (self.folder / "plugins").write_text("[rabbitmq_management].\n")
         (self.folder / "advanced.config").write_text(f"{advanced}\n")
         (self.folder / "rabbitmq.conf").write_text(
             f"load_definitions = {self.folder / 'definitions.json'}\n"
             "log.console = true\nlog.console.level = error\nlog.file = false\ndisk_free_limit.absolute = 10MB\n"
             f"max_message_size = {LARGEST_MESSAGE}\n"
+            f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self.management_port}\n"
         )
 
 
@@ -105,6 +106,7 @@ class GivenRabbit:
     """The server of AMQP_URL, with the interface of a process that always runs."""
 
     status = "running"
+    management_port: int | None = None  # unknown
     name = id = "AMQP_URL"
     attrs: Final[dict[str, Any]] = {"NetworkSettings": {"Networks": {}, "Ports": {}}}
 

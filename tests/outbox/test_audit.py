@@ -17,7 +17,7 @@ from outbox import after_commit_publisher as after_commit
 from outbox.after_commit_publisher import AfterCommitPublisher, after_commit_publisher
 from outbox.lease import ClaimedEvent, claim_outbox
 from outbox.prune import prune
-from outbox.publishers.contract import DestinationDown, Result, Sent
+from outbox.publishers.contract import DestinationDown, Refused, Result, Sent
 from outbox.relay import Relay
 from tests.outbox.ledger import WAKEUP, arrived, audits, insert, move, rows
 from tests.outbox.scripted import audit_counts, scripted
@@ -236,6 +236,25 @@ def test_a_success_that_comes_too_late_is_audited_as_a_conflict_and_not_as_a_suc
     before = audit_counts()
     assert relay.tick().sent == 0
     assert audits() == audit_counts() - before == {"outbox_flush_conflict": 1}
+
+
+def test_an_event_that_another_worker_has_reclaimed_is_not_dead_because_it_was_refused_here(
+    relay: Relay, stack: ServersOfTests
+) -> None:
+    def refuse_while_another_reclaims(_event: ClaimedEvent) -> Result:
+        reclaim(stack, relay.settings.outbox_lease_seconds, "hook")
+        return Refused("answered 400")
+
+    scripted(relay, "hook", refuse_while_another_reclaims)
+    (id_,) = insert("hook")
+    before = audit_counts()
+    ticked = relay.tick()
+    assert (ticked.sent, ticked.failed, ticked.dead) == (0, 0, 0)
+    assert audits() == audit_counts() - before == {"outbox_flush_conflict": 1}
+    ((event_id, worker, detail),) = details("outbox_flush_conflict")
+    assert (event_id, worker) == (id_, relay.worker_id)
+    assert detail.startswith("dead: now NEW, held by the other one until ")
+    assert rows("status, attempt_count, last_error, locked_by") == [("NEW", 0, None, "the other one")]
 
 
 def test_the_audit_of_a_batch_of_wakeups_is_pruned_with_them(relay: Relay, stack: ServersOfTests) -> None:

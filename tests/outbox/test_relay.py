@@ -113,6 +113,22 @@ def test_a_failed_event_is_retried_after_doubling_waits_and_dies_after_the_last_
     assert audits() == {"outbox_flush_retry": 9, "outbox_flush_dead": 1}
 
 
+def test_events_that_failed_together_are_not_retried_together(
+    relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destination that was overloaded would get all of them again at the same moment."""
+    monkeypatch.delenv("OUTBOX_RETRY_JITTER")
+    settings.current.cache_clear()
+    relay.settings = settings.current()
+    assert relay.settings.outbox_retry_jitter == 0.3
+    scripted(relay, "hook", lambda _event: Failed("answered 500"))
+    insert("hook", 50)
+    assert relay.tick().failed == 50
+    times = [next_retry_at.timestamp() for (next_retry_at,) in rows("next_retry_at")]
+    assert len(set(times)) > 45
+    assert 0.3 < max(times) - min(times) <= 0.6, "a base of 1 s ± 30 %"
+
+
 def test_a_destination_that_asks_for_a_longer_wait_gets_it(relay: Relay, stack: ServersOfTests) -> None:
     scripted(relay, "hook", lambda _event: Failed("answered 429", retry_after_seconds=90))
     insert("hook")
@@ -159,6 +175,33 @@ def test_an_equal_payload_is_not_published_twice_to_a_destination_with_dedup(
     assert len(publisher.got) == 2
     assert [row[0] for row in rows("external_id", "payload_sha = 'same'")] == [f"their {first[0]}"] * 3
     assert audits()["outbox_flush_dedup_hit"] == 2
+
+
+@pytest.mark.guarantee
+def test_two_relays_with_twin_payloads_publish_one_of_them(relay: Relay, stack: ServersOfTests) -> None:
+    """The second relay claims the twin while the first one is publishing, and looks again after it has published."""
+    second = Relay.of(settings.current())
+    found: list[int] = []
+
+    def publish(event: ClaimedEvent) -> Result:
+        insert("hook", payload_sha="same")
+        found.append(second.tick(0.05).sent)
+        return Sent("theirs")
+
+    publisher = scripted(relay, "hook", publish, dedup=True)
+    twin = scripted(second, "hook", lambda _event: Sent("again"), dedup=True)
+    insert("hook", payload_sha="same")
+    before = audit_counts()
+    assert relay.tick().sent == 1
+    assert (found, len(publisher.got), len(twin.got)) == ([0], 1, 0)
+    second.tick()
+    assert len(twin.got) == 0
+    assert [row[0] for row in rows("external_id")] == ["theirs"] * 2
+    assert (audit_counts() - before)["outbox_flush_dedup_hit"] == 1
+    with engine().connect() as connection:
+        locks = connection.execute(sql("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")).scalar_one()
+    assert locks == 0
+    second.close()
 
 
 def test_a_relay_that_resumes_after_its_lease_was_reclaimed_writes_nothing_but_an_audit(
@@ -282,11 +325,15 @@ def test_a_database_timeout_is_counted_at_once_and_audited_when_the_database_ans
     relay.engine.dispose()
     relay.engine = make_engine(settings.current().database_url, statement_timeout_seconds=0.2)
     insert(WAKEUP)
+    before = audit_counts()
     with engine().begin() as blocker:
         blocker.execute(sql("LOCK TABLE ledger.outbox_event IN ACCESS EXCLUSIVE MODE"))
         assert relay.tick().sent == 0
+        assert audit_counts() - before == {"outbox_flush_db_timeout": 1}
+    assert audits() == {}
     assert relay.tick().sent == 1
     assert audits() == {"outbox_flush_db_timeout": 1, "outbox_flush_success": 1}
+    assert audit_counts() - before == {"outbox_flush_db_timeout": 1, "outbox_flush_success": 1}
 
 
 def test_a_batch_of_any_size_takes_the_same_few_statements(relay: Relay, stack: ServersOfTests) -> None:

@@ -1,4 +1,4 @@
-"""Celery's programs print one line when they cannot start, and beat sends ticks when it can.
+"""Celery's programs print one line when they cannot start; beat sends ticks, and a worker warns of a slow SIGTERM.
 
 The module starts all programs at once: each takes seconds, and beat's first tick five more.
 """
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import settings
+from tasks.core.celery_program import SIGTERM_WARNING
+from tests.nodes.containers import WorkerNode
 from tests.nodes.process import LocalProcess
 from tests.nodes.programs import celery, environment, finish, start
 from tests.nodes.shared import SharedNodes
@@ -26,6 +28,11 @@ NOT_A_NUMBER = "INGEST_MAX_ATTEMPTS: input should be a valid integer"
 CLOSED_PORT = {"BROKER_URL": "redis://127.0.0.1:1/0"}
 BAD_SETTING = {"INGEST_MAX_ATTEMPTS": "x", **CLOSED_PORT}
 BEATS = {"bare": celery("beat"), "of the application": celery("-A", "tasks", "beat")}
+# environment variables of a worker, and whether it warns that SIGTERM waits for its handlers
+SIGTERMS: dict[str, tuple[dict[str, str], bool]] = {
+    "without the variable": ({}, True),
+    "with SIGQUIT": ({"REMAP_SIGTERM": "SIGQUIT"}, False),
+}
 # program, environment variables, exit code, message
 REFUSALS: dict[str, tuple[list[str], dict[str, str], int, str]] = {
     "a worker without a stack": (celery("-A", "tasks", "worker"), {}, 3, f"BROKER_URL {NO_STACK}"),
@@ -67,6 +74,25 @@ def beats(nodes: SharedNodes, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module", autouse=True)
+def workers(nodes: SharedNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LocalProcess]]:
+    server = nodes.redis().url.removesuffix("/0")
+    running = {
+        name: WorkerNode(
+            tmp_path_factory.mktemp("worker"),
+            *("-n", f"sigterm{number}@%h", "-c", "1", "-l", "WARNING", "--without-gossip", "--without-mingle"),
+            BROKER_URL=f"{server}/{number}",
+            CELERIAC_HOME=str(nodes.ledger.path),
+            WORKER_RUN_TICKS="false",
+            **variables,
+        ).process
+        for number, (name, (variables, _)) in enumerate(SIGTERMS.items(), start=len(BEATS) + 1)
+    }
+    yield running
+    for worker in running.values():
+        worker.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def refused(beats: object, empty_home: Path) -> Iterator[dict[str, Popen[str]]]:
     with ExitStack() as ending:
         yield {
@@ -97,6 +123,16 @@ def test_beat_sends_expiring_ticks_to_the_system_queue_and_leaves_no_file(
     beat.stop()
     assert beat.popen.returncode == 0
     assert not list(settings.ROOT.glob("celerybeat*"))
+
+
+@pytest.mark.parametrize("name", SIGTERMS)
+def test_a_worker_warns_only_if_sigterm_would_wait_for_its_handlers(
+    name: str, workers: dict[str, LocalProcess]
+) -> None:
+    """Its operator would otherwise learn from Docker's SIGKILL that the variable is missing."""
+    _, warns = SIGTERMS[name]
+    workers[name].await_ready()
+    assert workers[name].logs().decode().count(SIGTERM_WARNING) == warns
 
 
 def _first_message(queue: str, beat: LocalProcess) -> Any:

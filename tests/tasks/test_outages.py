@@ -20,32 +20,41 @@ from chaos.handlers import CREATE
 from chaos.programs import running, start_celery, wait_until
 from child_process import ChildProcess
 from embedded.home import Home
+from models.clock import now
 from models.engine import engine, sessions
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import NewTask, broker, submit_many
+from tasks.execution.decision import LOST_IN_RESTART
 from tests.tasks.own_servers import own_servers
 from tests.tasks.web import get
-from tests.tasks.work import rows
+from tests.tasks.work import rows, transitions
 
 TASKS = 300
 PROCESSES = 3  # two for handlers outside a transaction, one for the others
 OUTAGE_SECONDS = 2.0
+DOOMED = "doomed"  # the queue of a worker that a test kills
 VARIABLES = {
     "INGEST_HANDLERS": "chaos.handlers,tests.tasks.outage_handlers",
+    "INGEST_QUEUES": f"ingest,{DOOMED}",
     "INGEST_RECLAIM_INTERVAL_MS": "500",
     "OUTBOX_PUBLISH_INTERVAL_MS": "250",
     "LOG_FORMAT": "json",
 }
 SUCCEEDED = sql("SELECT count(*) FROM ledger.ingest_task WHERE status = 'SUCCEEDED'")
+FIRST_CLAIM = sql("""
+    SELECT min(created_at) FROM ledger.ingest_task_transition
+    WHERE to_status = 'RUNNING' AND created_at > pg_postmaster_start_time()
+""")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Servers with one worker for tasks, one for ticks, and beat."""
+    """Servers with one worker for tasks, one for tasks of its own queue, one for ticks, and beat."""
 
     settings: settings.Settings
     worker: ChildProcess
+    doomed: ChildProcess
     metrics_port: int
     folder: Path
 
@@ -67,13 +76,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with own_servers(VARIABLES, CREATE) as current:
         port = Home(current.celeriac_home).ports({"metrics": 0}, wished={})["metrics"]
         options = ("--without-gossip", "--without-mingle")
-        ticks = current.broker_queue("system")
+        work, doom, ticks = map(current.broker_queue, ("ingest", DOOMED, "system"))
         worker = start_celery(
-            folder, "worker", "worker", "-c", str(PROCESSES), "-X", ticks, *options, WORKER_METRICS_PORT=str(port)
+            folder, "worker", "worker", "-c", str(PROCESSES), "-Q", work, *options, WORKER_METRICS_PORT=str(port)
         )
+        doomed = start_celery(folder, "doomed", "worker", "-n", "doomed@%h", "-c", "1", "-Q", doom, *options)
         system = start_celery(folder, "system", "worker", "-n", "system@%h", "-c", "1", "-Q", ticks, *options)
-        with running(worker, system, start_celery(folder, "beat", "beat")):
-            yield Site(current, worker, port, folder)
+        with running(worker, doomed, system, start_celery(folder, "beat", "beat")):
+            yield Site(current, worker, doomed, port, folder)
 
 
 def submitted(tasks: Sequence[NewTask]) -> list[uuid.UUID]:
@@ -121,6 +131,7 @@ class Outage:
     outside: list[uuid.UUID]  # tasks whose handler ended during the outage; the second one has one attempt only
     ran: list[str]
     messages: list[int]  # in the queue, at the beginning and at the end of the outage
+    first_claim_seconds: float  # from PostgreSQL's first answer, by the ledger's clock
     unreachable: list[float | None]  # the metric before, during and after
     log: list[dict[str, Any]]
 
@@ -144,10 +155,16 @@ def outage(site: Site) -> Outage:
         messages.append(waiting_messages())
         unreachable.append(site.unreachable)
     engine().dispose()
+    with engine().begin() as connection:
+        answered_at = now(connection)
     wait_until(lambda: succeeded() == TASKS + 2, "all have succeeded", seconds=60)
+    with engine().begin() as connection:
+        first_claim = connection.execute(FIRST_CLAIM).scalar_one() - answered_at
     wait_until(lambda: site.unreachable == 0, "the worker says that it works again", seconds=10)
     unreachable.append(site.unreachable)
-    return Outage(plain, outside, lines(ran), messages, unreachable, site.logged())
+    return Outage(
+        plain, outside, lines(ran), messages, first_claim.total_seconds(), unreachable=unreachable, log=site.logged()
+    )
 
 
 @pytest.mark.guarantee
@@ -162,6 +179,10 @@ def test_an_outage_of_postgresql_costs_no_message_no_attempt_and_no_effect(outag
 def test_a_handler_that_ends_while_postgresql_is_unreachable_is_not_run_again_or_charged(outage: Outage) -> None:
     assert sorted(outage.ran) == sorted(map(str, outage.outside))
     assert states(outage.outside, "status, attempt_count, result") == {("SUCCEEDED", 0, "done"): 2}
+
+
+def test_work_goes_on_within_two_seconds_after_postgresql_answers_again(outage: Outage) -> None:
+    assert outage.first_claim_seconds <= 2
 
 
 def test_an_outage_is_seen_in_the_metrics_of_a_worker_and_once_in_the_log_of_each_process(outage: Outage) -> None:
@@ -182,3 +203,23 @@ def test_all_waiting_tasks_run_soon_after_the_broker_has_lost_its_messages(site:
     assert effects(ids) < (TASKS, TASKS), "the flush came too late to prove anything"
     wait_until(lambda: states(ids) == {("SUCCEEDED", 0): TASKS}, "all have succeeded", seconds=60)
     assert effects(ids) == (TASKS, TASKS)
+
+
+@pytest.mark.guarantee
+def test_a_worker_that_is_killed_while_postgresql_is_stopped_costs_its_task_no_attempt(site: Site) -> None:
+    """Its lease has expired when PostgreSQL is back. Reclaim must not take that for a task that crashes its worker."""
+    folder = site.folder / DOOMED
+    folder.mkdir()
+    only = NewTask("outage.outside", {"folder": str(folder)}, queue=DOOMED, max_attempts=1)
+    (id_,) = submitted([only])
+    wait_until(lambda: lines(folder / "ran"), "its handler runs", seconds=60)
+    with postgres_stopped(site.settings):
+        expired_at = time.monotonic() + site.settings.ingest_lease_seconds
+        site.doomed.kill()
+        wait_until(lambda: time.monotonic() > expired_at, "its lease has expired", seconds=60)
+    engine().dispose()
+    wait_until(lambda: states([id_], "status") != {("RUNNING",): 1}, "reclaim has ended its lease", seconds=60)
+    assert states([id_]) == {("QUEUED", 0): 1}
+    assert transitions(id_, "to_status, message")[-1] == ("QUEUED", LOST_IN_RESTART)
+    assert lines(folder / "ran") == [str(id_)]
+    assert not (folder / "ended").exists()

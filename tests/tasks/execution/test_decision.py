@@ -13,6 +13,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import DBAPIError
 
 from models.errors import LeaseLost
+from models.guarded_session import TransactionMisused
 from models.ledger_outage import REPETITIONS, outage
 from settings import ROOT
 from tasks import Discard, Permanent, Snooze, TryLater
@@ -44,7 +45,7 @@ from tasks.execution.decision import (
 )
 from tasks.execution.stopping import WorkerStops
 from tasks.execution.time_limits import SoftTimeLimit
-from tasks.execution.transaction import LedgerLost, TransactionMisused, TransactionState
+from tasks.execution.transaction import LedgerLost, TransactionState
 
 HANDLER = Handler("test.decision", lambda *_: None, permanent=(KeyError,))
 OPEN, FAILED = TransactionState.OPEN, TransactionState.FAILED

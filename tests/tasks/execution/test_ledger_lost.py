@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,7 +18,9 @@ from models.engine import engine, make_engine
 from models.sql import sql
 from tasks import Finish
 from tasks.core.task import Task
+from tasks.execution.decision import LIMIT_IN_OUTAGE
 from tasks.execution.deliver import deliver
+from tasks.execution.heartbeat import heartbeat
 from tasks.execution.stopping import WorkerStops
 from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
@@ -45,20 +47,6 @@ Script = Callable[[Task, Any], Any]
 
 
 pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
-
-
-@pytest.fixture
-def line(stack: ServersOfTests) -> Iterator[Line]:
-    line = Line(settings.current().database_url)
-    yield line
-    line.close()
-
-
-@pytest.fixture
-def through_the_line(line: Line) -> Iterator[Engine]:
-    made = make_engine(line.url)
-    yield made
-    made.dispose()
 
 
 def cut(db: Session) -> None:
@@ -177,21 +165,6 @@ def test_a_task_that_loses_the_connection_does_not_keep_its_batch_from_running()
     assert effects() == dict.fromkeys(ids[1:], 1)
 
 
-@pytest.fixture
-def outage(line: Line, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Bring the ledger back after the fifth attempt to reach it. Returns the attempts that failed."""
-    failures: list[str] = []
-    note_failure = ledger_outage.outage.note_failure
-
-    def note(error: BaseException) -> None:
-        failures.append(type(error).__name__)
-        line.is_down = len(failures) < 5
-        note_failure(error)
-
-    monkeypatch.setattr(ledger_outage.outage, "note_failure", note)
-    return failures
-
-
 @pytest.mark.guarantee
 @pytest.mark.parametrize("transactional", [True, False])
 @pytest.mark.parametrize("count", [1, 3])
@@ -285,6 +258,28 @@ def test_steps_wait_for_an_unreachable_ledger(line: Line, through_the_line: Engi
         deliver(through_the_line, submitted(1, "test.elsewhere"))
     assert rows("status, attempt_count, result") == [("SUCCEEDED", 0, ["before", "after"])]
     assert len(outage) == 5
+
+
+@pytest.mark.guarantee
+def test_a_soft_limit_that_strikes_a_step_while_it_waits_for_the_ledger_releases_the_task(
+    line: Line, through_the_line: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat uses the same line: an answer to it would say that the outage is over."""
+    monkeypatch.setattr(heartbeat(), "_engine", through_the_line)
+
+    def work(each: Task) -> None:
+        line.go_down()
+        try:
+            each.step("stored", lambda: "result")
+        finally:
+            line.is_down = False
+
+    with handled("test.elsewhere", work, transactional=False, max_attempts=1, soft_limit_seconds=0.5):
+        (id_,) = submitted(1, "test.elsewhere")
+        deliver(through_the_line, [id_])
+    assert rows("status, attempt_count, error_code") == [("QUEUED", 0, None)]
+    assert transitions(id_, "to_status, message")[-1] == ("QUEUED", LIMIT_IN_OUTAGE.why)
+    assert (leases(), audits()) == (0, [])
 
 
 @pytest.mark.parametrize("arrives", [True, False])

@@ -218,6 +218,16 @@ def test_the_backoff_doubles_up_to_its_maximum(setting: Any, ledger: ServersOfTe
     assert waits == [1.5, 3.0, 6.0, 10.0, 10.0, 10.0]
 
 
+def test_with_jitter_tasks_that_failed_together_are_not_retried_together(setting: Any) -> None:
+    """A service that was overloaded would get all of them again at the same moment."""
+    setting(INGEST_RETRY_BASE_BACKOFF_MS=10_000, INGEST_RETRY_JITTER=0.3)
+    ids = submitted(50)
+    settled(claimed(ids), Retry(FAILURE))
+    waits = [wait_of(id_) for id_ in ids]
+    assert len(set(waits)) > 45
+    assert 7 <= min(waits) < 10 < max(waits) <= 13
+
+
 def test_the_last_backoff_of_a_handler_is_used_for_all_further_attempts(ledger: ServersOfTests) -> None:
     with handled("test.patient", lambda _task, _db: 1 / 0, backoff=[60, 0.25, 300]):
         (id_,) = submitted(1, "test.patient")

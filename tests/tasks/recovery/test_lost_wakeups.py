@@ -60,6 +60,20 @@ def test_all_wakeups_that_the_broker_lost_are_sent_again(ledger: ServersOfTests)
     assert [len(wakeup.ids) for wakeup in wakeups()[-3:]] == [100, 100, 50]
 
 
+def test_a_small_batch_size_of_reclaim_does_not_limit_the_search_for_lost_wakeups(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the tasks of a broker that lost everything would be woken one per tick."""
+    monkeypatch.setenv("INGEST_RECLAIM_BATCH_SIZE", "1")
+    settings.current.cache_clear()
+    ids = submitted(250)
+    flush_broker(ledger)
+    move(ledger, GRACE + 1)
+    assert settings.current().ingest_reclaim_batch_size == 1
+    assert repair_lost_wakeups(depth=None) == 250
+    assert arrived(ledger) == {str(one): 1 for one in ids}
+
+
 def test_lost_wakeups_of_several_pages_are_sent_again_in_one_tick(
     ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
