@@ -52,22 +52,22 @@ EXPIRED: Final = sql(_LOCK_LEASES.format("lease_until <= (SELECT ledger.ledger_n
 OF_HOLDERS: Final = sql(_LOCK_LEASES.format("holder = ANY(CAST(:holders AS text[]))"))
 END_LEASES: Final = sql("DELETE FROM ledger.task_lease WHERE token = ANY(CAST(:tokens AS uuid[]))")
 
-# extend_expired: expired, not extended before → valid for one more lease from now. Renewing clears the mark. A lease
-# with a reason is left out: its holder was killed at the hard limit.
+# extend_expired: expired, not extended before → valid for one more lease from now, if PostgreSQL has restarted since
+# the last renewal, or reclaim was away. Renewing clears the mark. A lease with a reason is left out: its holder was
+# killed at the hard limit.
 EXTEND_EXPIRED: Final = sql("""
     WITH expired AS MATERIALIZED (
         SELECT token FROM ledger.task_lease
         WHERE lease_until <= (SELECT ledger.ledger_now()) AND NOT is_extended AND reason IS NULL
+          AND (:was_away OR lease_until - make_interval(secs => :lease_seconds) <= pg_postmaster_start_time())
         ORDER BY token FOR UPDATE SKIP LOCKED)
     UPDATE ledger.task_lease
     SET lease_until = (SELECT ledger.ledger_now()) + make_interval(secs => :lease_seconds), is_extended = true
     FROM expired WHERE task_lease.token = expired.token
 """)
-# was_interrupted: the database has just started, or reclaim has not run for a while, so that holders may have been
-# unable to renew their leases.
-WAS_INTERRUPTED: Final = sql("""
-    SELECT (SELECT ledger.ledger_now()) - pg_postmaster_start_time() < make_interval(secs => :restart_seconds)
-        OR coalesce((SELECT (SELECT ledger.ledger_now()) - finished_at > make_interval(secs => :pause_seconds)
+# was_away: reclaim has not run for a while, so that holders may have been unable to renew their leases.
+WAS_AWAY: Final = sql("""
+    SELECT coalesce((SELECT (SELECT ledger.ledger_now()) - finished_at > make_interval(secs => :pause_seconds)
                      FROM ledger.tick WHERE name = 'reclaim'), true)
 """)
 
@@ -104,12 +104,11 @@ def reclaim_leases(engine: Engine, settings: Settings, *, holders: Sequence[str]
 
 
 def _extend_if_interrupted(engine: Engine, settings: Settings) -> None:
-    lease, interval = settings.ingest_lease_seconds, settings.ingest_reclaim_interval_ms / 1000
-    # A lease that was renewed just before a short restart expires a lease later, and is seen at the next look.
-    seconds = {"restart_seconds": lease + 2 * interval, "pause_seconds": max(lease, 2 * interval)}
+    lease = settings.ingest_lease_seconds
+    pause = max(lease, 2 * settings.ingest_reclaim_interval_ms / 1000)
     with engine.begin() as connection:
-        if connection.execute(WAS_INTERRUPTED, seconds).scalar_one():
-            connection.execute(EXTEND_EXPIRED, {"lease_seconds": lease})
+        was_away = connection.execute(WAS_AWAY, {"pause_seconds": pause}).scalar_one()
+        connection.execute(EXTEND_EXPIRED, {"lease_seconds": lease, "was_away": was_away})
 
 
 def _reclaim_some(
