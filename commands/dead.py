@@ -129,8 +129,8 @@ def _confirmed_total(target: Target, options: Options) -> int:
         _print_groups(found, target.noun, on=on)
         _print_effects(target.effects(), on=on)
     elif options.dry_run:
-        groups, effects = map(camel, found.groups), map(camel, target.effects())
-        print_json({"total": found.total, "dryRun": True, "groups": list(groups), "effects": list(effects)})
+        groups, effects = list(map(camel, found.groups)), list(map(camel, target.effects()))
+        print_json({"total": found.total, "dryRun": True, "groups": groups} | ({"effects": effects} if effects else {}))
     elif is_over:
         print_json({"done": 0, "total": 0})
     if must_ask:

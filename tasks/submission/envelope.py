@@ -44,7 +44,7 @@ FIELDS: Final = (
 # Fields of a shown task (`show --json`, the API) that are ignored when it is submitted again.
 IGNORED: Final = frozenset({
     "attemptCount", "lastWakeupAt", "isolated", "errorCode", "errorMessage", "lastError", "result", "finishedAt",
-    "why", "blocker", "transitions", "lease", "wakeups", "audits",
+    "why", "effects", "blocker", "transitions", "lease", "wakeups", "audits",
 })  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from models import api_tokens, chats, documents, outbox, queues, sinks, streams, task_types, tasks, ticks
@@ -181,9 +181,18 @@ def test_every_check_of_the_schema_has_a_test(
         "ck_sink_transaction_decision",
         "ck_sink_transaction_state",
         "ck_ledger_clock_only_row",
+        "ck_installation_only_row",
     }
     checks = connection.scalars(sql("SELECT conname FROM pg_constraint WHERE contype = 'c' AND conname ~ '^ck_'"))
     assert set(checks) == broken | elsewhere
+
+
+def test_a_ledger_has_one_identity(connection: Connection) -> None:
+    connection.execute(sql("INSERT INTO ledger.installation DEFAULT VALUES"))
+    second = {"DEFAULT VALUES": "pk_installation", "(only_row) VALUES (false)": "ck_installation_only_row"}
+    for values, rule in second.items():
+        with pytest.raises(IntegrityError, match=rule), connection.begin_nested():
+            connection.execute(sql(f"INSERT INTO ledger.installation {values}"))
 
 
 def test_a_plain_insert_into_the_outbox_is_a_complete_event(connection: Connection) -> None:
@@ -255,6 +264,8 @@ def test_every_table_can_be_written_and_read_through_its_model(connection: Conne
         outbox.OutboxEvent(destination="d", payload={"ids": [str(one)]}),
         outbox.OutboxAudit(code="outbox_flush_db_error", worker_id="w"),
         sinks.SinkTransaction(gid="g", task_id=one, sink="s"),
+        sinks.Installation(),
+        sinks.SinkUse(type="t", sink="s"),
         documents.Document(id=one, name="n", media_type="m", sha256=bytes(32), content=b"abc", size_bytes=3),
         documents.DocumentChunk(document_id=one, position=0, text="words"),
         chats.Chat(id=one, first_user_id="a", second_user_id="b"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
 import settings
+from api.app import app
 from api.tokens import Scope
 from checks import sinks as check_sinks
 from checks.result import Level
@@ -24,8 +26,13 @@ from tests.tasks.deliveries import handled, scalar, submitted
 from tests.tasks.lost_workers import killed, later, reclaim_lost
 from tests.tasks.outside import TYPE, ran
 
-pytest_plugins = ["tests.api.conftest"]
 NOWHERE = {"url": "postgresql://me:hunter2@127.0.0.1:1/none", "guarantee": "keyed"}
+
+
+@pytest.fixture
+def callers(stack: ServersOfTests) -> Iterator[Callers]:
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield Callers(client)
 
 
 @pytest.fixture

@@ -305,9 +305,8 @@ def test_an_operator_learns_what_a_killed_worker_has_appended(
         reclaim_lost(ledger)
         later(ledger, 3600)
         delivered([id_])
-    assert effects(scores, id_) == [
-        Effect("scores", EffectState.COMMITTED, "effect", f"list league:1, event:{id_} effect")
-    ]
+    key = f"event:{open_sinks().installation()} {id_} effect"
+    assert effects(scores, id_) == [Effect("scores", EffectState.COMMITTED, "effect", f"list league:1, {key}")]
 
 
 def test_an_operator_learns_what_a_task_wanted_and_did_not_append(scores: RedisLists, client: Any) -> None:
