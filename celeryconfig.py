@@ -11,7 +11,7 @@ from kombu import Exchange, Queue
 from settings import current
 from tasks.core.celery_program import broker_url as _broker_url
 from tasks.core.celery_program import exit_with_message as _exit_with_message
-from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, intervals
+from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, CONSUME_SECONDS, intervals
 
 with _exit_with_message():
     # Set here and not in tasks/celery.py, because `celery beat` without -A reads this file only.
@@ -83,11 +83,12 @@ else:
     worker_detect_quorum_queues = True  # quorum queues reject a global prefetch; Celery then sets it per consumer
 
 _exchange = Exchange(_installation, type="direct", durable=True)
-# Ticks have a queue of their own, so that a full task queue does not delay the relay. The dead-letter queue must not be
-# in this list: a worker without -Q consumes every queue in it.
+# Ticks have a queue of their own, so that a full task queue does not delay the relay. So have the consumers of streams,
+# which run for long and need a worker of their own (`-Q receipts`). The dead-letter queue must not be in this list: a
+# worker without -Q consumes every queue in it.
 task_queues = [
     Queue(_queue(name), _exchange, routing_key=_queue(name), durable=True, queue_arguments=_queue_arguments)
-    for name in dict.fromkeys((*current().ingest_queues, "system"))
+    for name in dict.fromkeys((*current().ingest_queues, "system", "receipts"))
 ]
 task_default_queue = _queue("ingest")  # for messages without a route
 task_default_exchange = _installation  # Celery's default would be an exchange named after the queue
@@ -100,7 +101,7 @@ task_routes = {  # the first match wins
     "tasks.ingest": {"queue": _queue("ingest"), "routing_key": _queue("ingest")},
     "tasks.*": {"queue": _queue("system"), "routing_key": _queue("system")},
     "outbox.*": {"queue": _queue("system"), "routing_key": _queue("system")},
-    "receipts.*": {"queue": _queue("system"), "routing_key": _queue("system")},
+    "receipts.*": {"queue": _queue("receipts"), "routing_key": _queue("receipts")},
 }
 
 # Events for Flower and `celery events`. They contain task ids only, like the messages.
@@ -111,7 +112,7 @@ worker_hijack_root_logger = False  # tasks/celery.py configures logging, for LOG
 worker_redirect_stdouts = False  # what a handler prints goes to stdout, not to the log
 enable_utc = True  # `expires` is compared between machines
 timezone = "UTC"  # ticks must not shift with daylight saving time
-imports = ("tasks.celery_tasks", "tasks.worker")  # `-A tasks` does not import these
+imports = ("tasks.celery_tasks", "tasks.worker", "receipts.celery_tasks")  # `-A tasks` does not import these
 
 # Ticks expire after their interval, so that they do not pile up while no worker consumes the system queue.
 beat_scheduler = "celery.beat:Scheduler"  # needs no file: the ledger records when each tick last ran
@@ -123,5 +124,7 @@ beat_schedule = {  # a tick may be sent twice or get lost; both are harmless
         ("relay", "outbox.relay", intervals()["relay"]),
         ("reclaim", "tasks.reclaim", intervals()["reclaim"]),
         ("prune", "tasks.prune", intervals()["prune"]),
+        # Only if there are streams: otherwise no worker takes these messages.
+        *([("consume", "receipts.consume", CONSUME_SECONDS)] if current().consumes_streams else []),
     )
 }

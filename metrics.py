@@ -97,6 +97,10 @@ PREPARED_TRANSACTION_OLDEST_SECONDS: Final = Gauge(
     "Age of the oldest of them, at the last recovery",
     multiprocess_mode="mostrecent",
 )
+CHECKPOINT_TOTAL: Final = Counter("celeriac_checkpoint_total", "Checkpoints of stream consumers, by result", ["result"])
+CHECKPOINT_SECONDS: Final = Histogram(
+    "celeriac_checkpoint_seconds", "Time from the end of the handler until the entries of a checkpoint are acknowledged"
+)
 LEDGER_UNREACHABLE: Final = Gauge(
     "celeriac_ledger_unreachable", "1 while a process waits for PostgreSQL", multiprocess_mode="livemax"
 )

@@ -201,7 +201,9 @@ class Settings(BaseSettings):
         'where effects of tasks go, as JSON: {"billing": {"url": "postgresql://…", "guarantee": "keyed"}}; '
         "see docs/exactly-once.md",
     )
-    sink_dedup_enabled: bool = setting(True, "let sinks remember which effects they have applied")
+    sink_dedup_enabled: bool = setting(
+        True, "drop stream entries that repeat a message (x-original-message-id); an insurance beside the keys of sinks"
+    )
 
     # backlog
     backlog_alert_threshold: int = setting(10_000, "number of waiting tasks in one queue that raises an alert", ge=1)

@@ -76,10 +76,15 @@ def _programs(
     python = [sys.executable, "-m"]
     celery = [*python, "celery", *([] if verbose else ["-q"]), "-A", "tasks"]  # -q: no banner
     quiet_start = ["--without-gossip", "--without-mingle", "-l", level]
-    ticks = settings.broker_queue("system")
-    yield Program("worker", [*celery, "worker", "-n", "ingest@%h", "-X", ticks, "-c", "2", *quiet_start], shared)
+    ticks, streams = settings.broker_queue("system"), settings.broker_queue("receipts")
+    not_ours = f"{ticks},{streams}"
+    yield Program("worker", [*celery, "worker", "-n", "ingest@%h", "-X", not_ours, "-c", "2", *quiet_start], shared)
     system = shared | ({"WORKER_METRICS_PORT": str(port + 1)} if (port := settings.worker_metrics_port) else {})
     yield Program("system", [*celery, "worker", "-n", "system@%h", "-Q", ticks, "-c", "1", *quiet_start], system)
+    if settings.consumes_streams:
+        consumers = shared | {"WORKER_METRICS_PORT": "0"}  # the ports beside it are taken
+        receipts = [*celery, "worker", "-n", "receipts@%h", "-Q", streams, "-c", "2", *quiet_start]
+        yield Program("receipts", receipts, consumers)
     yield Program(
         "api",
         [

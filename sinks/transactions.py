@@ -56,14 +56,19 @@ DECIDE_ABORT: Final = sql("""
     WHERE gid = ANY(CAST(:gids AS text[])) AND decision IS NULL
 """)
 # abort_orphans: undecided, and the task no longer has the token of the attempt → abort. A transaction that is being
-# settled is locked or already decided, and its task still has the token in our snapshot.
+# settled is locked or already decided, and its task still has the token in our snapshot. For the transaction of a
+# checkpoint, no shard has the token, or the lease of the shard has expired: its consumer may not exist any more, and
+# if it goes on after all, it finds the decision and consumes the entries once more.
 ABORT_ORPHANS: Final = sql("""
     WITH orphan AS MATERIALIZED (
         SELECT gid FROM ledger.sink_transaction AS transaction
-        WHERE decision IS NULL AND state NOT IN ('committed', 'aborted') AND task_id IS NOT NULL
-          AND NOT EXISTS (
+        WHERE decision IS NULL AND state NOT IN ('committed', 'aborted')
+          AND CASE WHEN task_id IS NOT NULL THEN NOT EXISTS (
             SELECT FROM ledger.ingest_task task
             WHERE task.id = transaction.task_id AND task.lease_token = transaction.lease_token)
+          ELSE NOT EXISTS (
+            SELECT FROM ledger.shard_lease shard
+            WHERE shard.lease_token = transaction.lease_token AND shard.lease_until > (SELECT ledger.ledger_now())) END
         ORDER BY gid FOR UPDATE SKIP LOCKED)
     UPDATE ledger.sink_transaction AS transaction SET decision = 'abort', decided_at = (SELECT ledger.ledger_now())
     FROM orphan WHERE transaction.gid = orphan.gid AND decision IS NULL
@@ -94,12 +99,15 @@ UNFINISHED_OF_KEY: Final = sql("""
       AND transaction.sink = :sink AND task.partition_key = :partition_key
     ORDER BY task.key_seq
 """)
+# prune: finished → deleted, after its task; after a week if it is of a checkpoint: until then, recovery can roll back
+# what a consumer prepared after it had lost its shard.
 PRUNE: Final = sql("""
     DELETE FROM ledger.sink_transaction
     WHERE state IN ('committed', 'aborted') AND gid IN (
         SELECT gid FROM ledger.sink_transaction AS transaction
         WHERE state IN ('committed', 'aborted')
           AND NOT EXISTS (SELECT FROM ledger.ingest_task task WHERE task.id = transaction.task_id)
+          AND (task_id IS NOT NULL OR decided_at < (SELECT ledger.ledger_now()) - interval '7 days')
         LIMIT :most)
 """)
 

@@ -25,7 +25,7 @@ import yaml
 import commands
 import settings
 from embedded.postgres import CONFIGURATION
-from embedded.roles import ROLES, SERVER_ROLES
+from embedded.roles import OPTIONAL_ROLES, ROLES, SERVER_ROLES
 from settings import ROOT, Settings
 from tests.compose import BIN, COMPOSE, OURS, SERVICES, is_pinned, run
 from tests.servers import ServersOfTests
@@ -37,8 +37,14 @@ OF_OTHERS: Final = {"FLOWER_ADDRESS", "FLOWER_BASIC_AUTH", "REMAP_SIGTERM"}
 
 
 def test_every_program_of_the_stack_has_a_service() -> None:
-    assert set(SERVICES) == {"migrate", *ROLES}
+    assert set(SERVICES) == {"migrate", *ROLES, *OPTIONAL_ROLES}
     assert set(OURS) == set(SERVICES) - set(SERVER_ROLES)
+
+
+def test_the_worker_for_streams_starts_only_with_its_profile() -> None:
+    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
+        "receipts": ["receipts"]
+    }
 
 
 @pytest.mark.guarantee
@@ -118,7 +124,7 @@ def test_the_servers_are_on_an_internal_network() -> None:
 
 
 def test_every_long_running_service_has_a_health_check_and_restarts() -> None:
-    for name in ROLES:
+    for name in (*ROLES, *OPTIONAL_ROLES):
         check = SERVICES[name]["healthcheck"]
         assert check["test"][0] in ("CMD", "CMD-SHELL"), name
         assert {"interval", "timeout", "retries", "start_period"} <= check.keys(), name
@@ -129,7 +135,7 @@ def test_every_long_running_service_has_a_health_check_and_restarts() -> None:
 def test_services_start_after_those_they_need() -> None:
     assert SERVICES["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     assert SERVICES["migrate"]["restart"] == "no"
-    for name in ("worker", "system", "beat", "api"):
+    for name in ("worker", "system", "receipts", "beat", "api"):
         needs = SERVICES[name]["depends_on"]
         assert needs["migrate"] == {"condition": "service_completed_successfully"}
         assert needs["redis-broker"] == needs["redis-receipts"] == {"condition": "service_healthy"}
@@ -175,12 +181,28 @@ def test_every_command_and_its_options_exist(name: str) -> None:
             pytest.fail(f"{name} runs {command}, which this test does not know")
 
 
-def test_workers_and_beat_have_the_options_of_the_embedded_stack(stack: ServersOfTests) -> None:
+def test_workers_and_beat_have_the_options_of_the_embedded_stack(
+    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from embedded.stack import plan
 
+    monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "true")
+    settings.current.cache_clear()
     planned = {program.role: list(program.command) for program in plan(stack.home, settings.current()).programs}
-    for name in ("worker", "system", "beat"):
+    for name in ("worker", "system", "receipts", "beat"):
         assert _options(OURS[name]["command"]) == _options(planned[name])
+
+
+def test_a_worker_of_either_stack_and_of_the_image_releases_its_tasks_at_sigterm(stack: ServersOfTests) -> None:
+    """Without the variable, Docker's SIGKILL would come while the worker still finishes what it runs."""
+    from embedded.stack import plan
+
+    programs = {program.role: program.environment for program in plan(stack.home, settings.current()).programs}
+    for name in ("worker", "system"):
+        assert programs[name]["REMAP_SIGTERM"] == "SIGQUIT"
+        assert OURS[name]["environment"]["REMAP_SIGTERM"] == "SIGQUIT"
+    image = (ROOT / "deploy" / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    assert "REMAP_SIGTERM=SIGQUIT" in re.findall(r"^ENV (.+)$", image, re.MULTILINE)[0].split()
 
 
 def test_the_api_limits_the_time_of_requests_in_both_stacks(stack: ServersOfTests) -> None:
@@ -236,7 +258,7 @@ def _compose_config(folder: Path, values: Mapping[str, str] | None) -> subproces
     shutil.copy(ROOT / "docker-compose.yml", folder)
     if values is not None:
         (folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "COMPOSE_PROFILES": ",".join(OPTIONAL_ROLES)}
     return subprocess.run(
         [*compose, "config"], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

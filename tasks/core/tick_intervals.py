@@ -8,6 +8,8 @@ import settings
 
 BEAT_SEEN_SECONDS: Final = 5.0  # `manage.py check` reports beat as late after four of these
 PRUNE_SECONDS: Final = 60.0  # often, so that no single DELETE is long
+CONSUME_SECONDS: Final = 5.0  # between two messages that let a worker consume a free shard of a stream
+HOLD_SHARD_SECONDS: Final = 30.0  # how long it consumes; a message is then waiting, so the next consumer starts at once
 
 
 def intervals() -> dict[str, float]:

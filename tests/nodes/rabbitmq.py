@@ -28,7 +28,7 @@ MISSING: Final = "RabbitMQ: no rabbitmq-server is installed and AMQP_URL is not 
 USER: Final = "celeriac"
 VHOSTS: Final = 16  # created at the start, 20 ms each; `rabbitmqctl add_vhost` takes a second
 LARGEST_MESSAGE: Final = 1_000_000  # in bytes; the default is 128 MiB, since 4.0 16 MiB
-QUEUES: Final = ("ingest", "system", "ingest.dlq")
+QUEUES: Final = ("ingest", "system", "receipts", "ingest.dlq")
 
 
 class OwnRabbit:

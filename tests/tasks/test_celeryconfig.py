@@ -39,7 +39,7 @@ def test_a_silent_broker_is_detected_before_a_read_times_out(broker: str, config
 
 def test_ticks_have_a_queue_of_their_own_and_a_worker_does_not_consume_dead_letters(config: dict[str, Any]) -> None:
     queues = {queue.name: queue for queue in config["task_queues"]}
-    assert set(queues) == {"ingest", "system"}
+    assert set(queues) == {"ingest", "system", "receipts"}
     assert all(queue.routing_key == name and queue.durable for name, queue in queues.items())
 
 

@@ -1,0 +1,72 @@
+"""The consumers of streams that this installation has, registered in code.
+
+    register(StreamConsumer("save", "orders", save_orders, sinks=("billing",)))
+
+`save_orders(batch)` is called with entries of the stream `orders` and writes to `batch.sink("billing")`. The name of
+the consumer is its consumer group, so two consumers of one stream each get all of its entries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import settings
+from models.errors import Misuse
+from receipts.entries import Batch
+from tasks.core.holders import holder_of
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConsumer:
+    """A handler for the entries of a stream, and the names of the sinks that it writes to."""
+
+    name: str
+    stream: str
+    handler: Callable[[Batch], object]
+    sinks: tuple[str, ...] = ()
+    shards: int = 1  # streams named `stream:0`, `stream:1`, …; one alone has the name of the stream
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of a stream, as this process consumes it."""
+
+    consumer: StreamConsumer
+    number: int
+    group: str
+    holder: str
+
+    @classmethod
+    def of(cls, consumer: StreamConsumer, number: int, *, holder: str | None = None) -> Shard:
+        group = settings.current().broker_queue(consumer.name)
+        return cls(consumer, number, group, holder or holder_of(os.getpid()))
+
+    @property
+    def key(self) -> str:
+        """The key of the stream in Redis."""
+        return self.consumer.stream if self.consumer.shards == 1 else f"{self.consumer.stream}:{self.number}"
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream in the ledger. It contains the group, because several may read one stream."""
+        return f"{self.key}@{self.group}"
+
+
+_registered: Final[dict[str, StreamConsumer]] = {}
+
+
+def register(consumer: StreamConsumer) -> None:
+    """Add a consumer. Workers must do so before they consume, for example in a module of INGEST_HANDLERS."""
+    if _registered.get(consumer.name, consumer) != consumer:
+        raise Misuse(f"The consumer {consumer.name!r} is registered twice.")
+    _registered[consumer.name] = consumer
+
+
+def all_shards() -> Iterator[Shard]:
+    """Return every shard of every registered consumer."""
+    for consumer in _registered.values():
+        for number in range(consumer.shards):
+            yield Shard.of(consumer, number)

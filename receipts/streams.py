@@ -1,0 +1,248 @@
+"""Consume a Redis Stream so that the effect of each entry happens once, whatever dies.
+
+The ledger decides: a checkpoint is one row, with the entries it covers, the state of the handler, and what every sink
+needs to commit. With CHECKPOINT_DEFER_ACK, a consumer does this for its shard, again and again:
+
+    read      old unacknowledged entries first, then new ones (`stream_source.py`)
+    handle    the handler writes to sinks; no one else sees that (`checkpoint_sinks.py`)
+    prepare   sinks get ready to commit
+    decide    the row of the checkpoint, in a transaction that checks the token of the shard (`checkpoint_rows.py`)
+    commit    sinks make their effects visible
+    mark      the row says `sink_committed`
+    XACK      the entries are acknowledged, never before the sinks have committed
+
+    died before the decision       the effects are aborted; the next consumer reads the entries again
+    died after the decision        the next consumer commits from the row, then acknowledges
+    died after the mark            the next consumer acknowledges
+    the shard was lost             the transaction of the decision finds another token and writes nothing
+
+An error before the decision aborts the checkpoint; one after it leaves the checkpoint to the next run. Both end the
+run, and beat starts the next one. So a handler that fails for an entry stops its shard until it succeeds; entries keep
+their order and none is skipped.
+
+Without CHECKPOINT_DEFER_ACK the same happens for each batch, but without the row: after a crash the entries of a batch
+are handled again, so effects happen at least once; once, if the sink has keys or is a script.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, Final
+
+import metrics
+import settings
+from failpoint import failpoint
+from models.engine import engine
+from models.errors import LeaseLost
+from receipts import checkpoint_rows
+from receipts.checkpoint_rows import Checkpoint
+from receipts.checkpoint_sinks import CheckpointAwareSink, OpenCheckpoint
+from receipts.consumers import Shard, all_shards
+from receipts.entries import Batch, Entry
+from receipts.fault_events import FaultEvent, log_event
+from receipts.participants import participant
+from receipts.repeats import Repeats
+from receipts.shard_lease import ShardLease
+from receipts.stream_source import StreamSource
+from sinks.contract import UnknownSink
+
+LARGEST_CHECKPOINT: Final = 2000  # entries; what they write to Redis lists is stored in one row of the ledger
+
+
+def consume_any_shard(seconds: float) -> bool:
+    """Consume a shard that no other consumer holds, for some time. Return False if there is none."""
+    shards = list(all_shards())
+    random.shuffle(shards)  # if there are more shards than consumers, each has its turn
+    return any(consume(shard, seconds) for shard in shards)
+
+
+def consume(shard: Shard, seconds: float, *, until_idle: bool = False) -> bool:
+    """Hold a shard and consume it for some time. Return False if another consumer holds it."""
+    lease = ShardLease.take(engine(), shard, seconds=settings.current().checkpoint_claim_idle_ms / 1000)
+    if lease is None:
+        return False
+    try:
+        run = ShardRun(shard, lease)
+    except BaseException:
+        lease.release()
+        raise
+    try:
+        run.begin()
+        run.consume(seconds, until_idle=until_idle)
+    except LeaseLost as error:
+        run.lose(error)
+    finally:
+        run.end()
+    return True
+
+
+class ShardRun:
+    """One run of a consumer on a shard that it holds."""
+
+    def __init__(self, shard: Shard, lease: ShardLease) -> None:
+        self.settings = settings.current()
+        self.shard = shard
+        self.lease = lease
+        self.source = StreamSource(shard, lease)
+        self.repeats = Repeats(self.source)
+        self.checkpoint = OpenCheckpoint(shard, lease)
+        self.sinks: dict[str, CheckpointAwareSink] = {}
+        self.state: dict[str, Any] = {}
+        self.collected: list[Entry] = []
+        self._is_decided = False  # the row is written
+        self._checkpoint_at = 0.0  # the last one, by `time.monotonic()`
+        self._began_at = 0.0
+
+    def begin(self) -> None:
+        """Take the place of the consumer before: finish its last checkpoint, and restore the state of the handler."""
+        self.sinks = {name: participant(name, self.checkpoint) for name in self.shard.consumer.sinks}
+        self.source.open()
+        last = checkpoint_rows.newest(self.lease.engine, self.shard)
+        if last is None:
+            return
+        self.state = last.state
+        if last.sink_committed:
+            self._acknowledge_late(last)
+        else:
+            self._restore(last)
+
+    def consume(self, seconds: float, *, until_idle: bool = False) -> None:
+        """Consume until the time is over, or until no entry is waiting."""
+        ends_at = time.monotonic() + seconds
+        while (now := time.monotonic()) < ends_at:
+            found = self.collect(wait_seconds=0.0 if until_idle else self._wait_seconds(now, ends_at))
+            if self.collected and self._is_due():
+                self.commit()
+            if until_idle and not found:
+                break
+        if self.collected:
+            self.commit()
+
+    def collect(self, *, wait_seconds: float = 0.0) -> bool:
+        """Read a batch and call the handler. Return False if there was nothing to read."""
+        self.lease.check()
+        entries = self.source.read(self.settings.receipt_batch_size, wait_seconds=wait_seconds)
+        failpoint("stream.after_read")
+        if not entries:
+            return False
+        if not self.collected:
+            self.checkpoint.id = self.lease.begin_checkpoint()
+            self._began_at = time.monotonic()
+        self.collected += entries
+        if to_handle := self._to_handle(entries):
+            writers = {name: sink.writer for name, sink in self.sinks.items()}
+            self.shard.consumer.handler(Batch(to_handle, self.state, writers))
+        failpoint("stream.after_handler")
+        return True
+
+    def commit(self) -> None:
+        """Decide the checkpoint of what was collected, commit it, and acknowledge its entries."""
+        self._warn_if_late()
+        started_at = time.monotonic()
+        id_, defers = self.checkpoint.id, self.settings.checkpoint_defer_ack
+        prepared = {name: sink.on_checkpoint_start(id_) for name, sink in self.sinks.items()}
+        handles = {name: handle for name, handle in prepared.items() if handle is not None}
+        decided = Checkpoint(id_, [entry.id for entry in self.collected], self.state, handles)
+        failpoint("checkpoint.before_row")
+        checkpoint_rows.write(self.lease, decided, [sink.write for sink in self.sinks.values()], with_row=defers)
+        self._is_decided = defers
+        failpoint("checkpoint.after_row")
+        self._complete(decided, has_row=defers)
+        self._checkpoint_at = time.monotonic()
+        metrics.CHECKPOINT_TOTAL.labels("committed").inc()
+        metrics.CHECKPOINT_SECONDS.observe(self._checkpoint_at - started_at)
+
+    def lose(self, error: LeaseLost) -> None:
+        """Forget what was collected: another consumer has the shard, and reads the same entries."""
+        metrics.CHECKPOINT_TOTAL.labels("lost").inc()
+        log_event(FaultEvent.SHARD_LOST, error.message, self.shard, checkpoint=self.checkpoint.id)
+        self._abort_sinks()
+
+    def end(self) -> None:
+        """Abort what is not decided, and hand over the shard."""
+        try:
+            if self._is_decided:
+                message = f"The checkpoint {self.checkpoint.id} is decided; the next consumer commits it."
+                log_event(FaultEvent.CHECKPOINT_NOT_COMMITTED, message, self.shard, checkpoint=self.checkpoint.id)
+            elif self.collected:
+                self._abort()
+        finally:
+            self.source.close()
+            self.lease.release()
+
+    def _complete(self, decided: Checkpoint, *, has_row: bool) -> None:
+        for sink in self.sinks.values():
+            sink.on_checkpoint_complete(decided.id)
+            failpoint("checkpoint.after_sink")
+        if has_row:
+            failpoint("checkpoint.before_mark")
+            checkpoint_rows.mark_committed(self.lease, decided.id)
+        failpoint("checkpoint.before_ack")
+        self.source.acknowledge(decided.entry_ids)
+        failpoint("checkpoint.after_ack")
+        self.collected = []
+        self._is_decided = False
+        self.repeats.remember()
+
+    def _abort(self) -> None:
+        metrics.CHECKPOINT_TOTAL.labels("aborted").inc()
+        message = f"The checkpoint {self.checkpoint.id} is aborted; its {len(self.collected)} entries are read again."
+        fields = {"checkpoint": self.checkpoint.id, "entries": len(self.collected)}
+        log_event(FaultEvent.CHECKPOINT_ABORTED, message, self.shard, **fields)
+        self._abort_sinks()
+
+    def _abort_sinks(self) -> None:
+        for sink in self.sinks.values():
+            sink.on_checkpoint_abort(self.checkpoint.id)
+        self.collected = []
+        self._is_decided = False
+
+    def _restore(self, last: Checkpoint) -> None:
+        """Commit what the consumer before has decided."""
+        if unknown := sorted(last.handles.keys() - self.sinks.keys()):
+            names = ", ".join(unknown)
+            raise UnknownSink(f"The checkpoint {last.id} has effects for {names}, which the consumer no longer has.")
+        self.checkpoint.id, self._is_decided = last.id, True
+        self.source.claim_entries(last.entry_ids)  # a script acknowledges only entries of its own consumer
+        for name, handle in last.handles.items():
+            self.sinks[name].on_checkpoint_restore(last.id, handle)
+        self._complete(last, has_row=True)
+        metrics.CHECKPOINT_TOTAL.labels("restored").inc()
+        message = f"Committed the checkpoint {last.id}, which an earlier run had decided."
+        log_event(FaultEvent.CHECKPOINT_RESTORED, message, self.shard, checkpoint=last.id)
+
+    def _acknowledge_late(self, last: Checkpoint) -> None:
+        if late := self.source.acknowledge(last.entry_ids):
+            message = f"Acknowledged {late} entries of the checkpoint {last.id}, which an earlier run had committed."
+            log_event(FaultEvent.ACKNOWLEDGED_LATE, message, self.shard, checkpoint=last.id, entries=late)
+
+    def _to_handle(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries without those that were deleted from the stream, and without repeats."""
+        there = [entry for entry in entries if entry.fields]
+        self.source.report_deleted(len(entries) - len(there))
+        if not self.settings.sink_dedup_enabled:
+            return there
+        left = self.repeats.without(there)
+        if dropped := len(there) - len(left):
+            log_event(FaultEvent.REPEATS_DROPPED, f"Dropped {dropped} repeated messages.", self.shard, entries=dropped)
+        return left
+
+    def _is_due(self) -> bool:
+        if not self.settings.checkpoint_defer_ack or len(self.collected) >= LARGEST_CHECKPOINT:
+            return True
+        return time.monotonic() >= self._checkpoint_at + self.settings.checkpoint_interval_ms / 1000
+
+    def _wait_seconds(self, now: float, ends_at: float) -> float:
+        """Return how long to wait for entries: at most until the next checkpoint, and until the end of the run."""
+        longest = min(self.settings.receipt_block_ms / 1000, self.lease.seconds / 3, ends_at - now)
+        if not self.collected:
+            return longest
+        return min(longest, max(0.0, self._checkpoint_at + self.settings.checkpoint_interval_ms / 1000 - now))
+
+    def _warn_if_late(self) -> None:
+        """Tell that a handler took long. The shard may be taken over meanwhile; then the decision is refused."""
+        limit = (self.settings.checkpoint_interval_ms + self.settings.checkpoint_drain_ms) / 1000
+        if (waited := time.monotonic() - self._began_at) > limit:
+            message = f"The handler kept the checkpoint {self.checkpoint.id} waiting for {waited:.1f} s."
+            log_event(FaultEvent.HANDLER_LATE, message, self.shard, checkpoint=self.checkpoint.id, seconds=waited)
