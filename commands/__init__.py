@@ -14,6 +14,7 @@ from typer.core import TyperGroup, TyperOption
 
 from commands import (
     bench,
+    chaos,
     check,
     config,
     dead_tasks,
@@ -69,7 +70,7 @@ app = typer.Typer(
 )
 SUBJECTS = (
     stack, migrate, check, config, handlers, submit, tasks, show, stats, dead_tasks, sinks, documents, reclaim, relay,
-    kafka_worker, outbox, token, bench, demo,
+    kafka_worker, outbox, token, bench, chaos, demo,
 )  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)

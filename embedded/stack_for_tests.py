@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any, Final
 
 import redis
 from kombu import Connection as Broker
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import URL, Engine, NullPool, create_engine, make_url, text
 
 import settings
 from child_process import ChildProcess
+from embedded.postgres import Postgres
 from embedded.program import Program
 from embedded.temporary_servers import TemporaryServers
 from models.engine import engine
@@ -24,6 +27,7 @@ from models.sql import sql
 from models.tables import Base
 from outbox.after_commit_publisher import after_commit_publisher
 from settings import ROOT
+from sinks.configuration import open_sinks
 from tasks.execution.deliver import deliver
 from tasks.testing.clock import MOVE
 from tasks.ticks import relay_of_this_process
@@ -63,6 +67,31 @@ class StackForTests:
         """Move the ledger's clock forward, for all processes, until the next test."""
         with self.superuser.begin() as connection:
             connection.execute(MOVE, {"by": by if by is not None else timedelta(**how_far)})
+
+    def database(self, name: str) -> Engine:
+        """Create another empty database on the same server, for a sink, and return an engine for it.
+
+        The engine keeps no connections, so that forked workers (`crash_test`) inherit none.
+        """
+        address = make_url(self.servers.superuser_url)
+        unique = f"{name}_{secrets.token_hex(4)}"
+        Postgres(self.servers.home, address.port or 0).create_database(unique)
+        ours = make_url(self.servers.addresses["DATABASE_URL"]).set(drivername="postgresql+psycopg2", database=unique)
+        return create_engine(ours, poolclass=NullPool)
+
+    def use_sinks(self, **sinks: Mapping[str, Any]) -> None:
+        """Set SINKS until the end of the test, and prepare each sink. An address may be `engine.url`."""
+        given = {
+            name: {
+                key: value.render_as_string(hide_password=False) if isinstance(value, URL) else value
+                for key, value in entry.items()
+            }
+            for name, entry in sinks.items()
+        }
+        os.environ["SINKS"] = json.dumps(given)
+        settings.current.cache_clear()
+        for sink in open_sinks().all():
+            sink.prepare()
 
     def run_all(self) -> int:
         """Publish everything that is due and run the tasks in this process until nothing is left.

@@ -53,7 +53,7 @@ from tasks.testing import run
 
 def test_every_handler_of_the_page_is_registered():
     ours = {name for name, one in handlers().items() if one.function.__module__ == "myapp.handlers"}
-    assert ours == {"invoice.import", "invoice.bulk", "crm.sync", "invoice.remind", "stock.move"}
+    assert ours == {"invoice.import", "invoice.bulk", "crm.sync", "invoice.remind", "stock.move", "invoice.settle"}
 
 
 @pytest.mark.parametrize(("total", "status"), [(1, "SUCCEEDED"), (0, "DISCARDED"), (-1, "RETRYING")])
@@ -150,7 +150,7 @@ def test_the_commands_and_the_sql_of_the_page_submit_tasks(
 def test_the_project_of_the_page_passes_its_tests(project_tests: subprocess.Popen[str]) -> None:
     output, _ = project_tests.communicate(timeout=60)
     assert project_tests.returncode == 0, output
-    assert re.search(r"^12 passed", output, re.MULTILINE), output
+    assert re.search(r"^13 passed", output, re.MULTILINE), output
 
 
 def _environment(project: Path) -> dict[str, str]:

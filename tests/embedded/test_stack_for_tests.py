@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 from sqlalchemy.orm import Session
 
 from embedded import stack_for_tests
@@ -13,6 +13,7 @@ from embedded.stack_for_tests import StackForTests
 from embedded.temporary_servers import TemporaryServers
 from models.errors import Misuse
 from models.sql import sql
+from sinks.configuration import open_sinks
 from tasks import Task, submit
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import handled
@@ -74,3 +75,27 @@ def test_tasks_that_submit_each_other_without_end_do_not_hang_the_test(
     submitted(tests_stack, 20)
     with pytest.raises(Misuse, match="More than 5 messages"):
         tests_stack.run_all()
+
+
+def test_a_handler_writes_to_a_sink_in_another_database_that_no_other_test_has_used(
+    tests_stack: StackForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SINKS", "{}")  # `celeriac_stack` also restores it at the end of a test
+    billing, another = tests_stack.database("billing"), tests_stack.database("billing")
+    assert billing.url.database != another.url.database
+    with billing.begin() as connection:
+        connection.execute(text("CREATE TABLE payment (task_id uuid)"))
+
+    def pay(task: Task) -> None:
+        insert = text("INSERT INTO payment VALUES (:id)")
+        task.sink("billing").run(lambda db: db.execute(insert, {"id": task.id}) and None)
+
+    tests_stack.use_sinks(billing={"url": billing.url, "guarantee": "keyed"})
+    with handled("test.pay", pay, transactional=False):
+        with Session(tests_stack.engine) as session:
+            id_ = submit(session, "test.pay").task_id
+            session.commit()
+        assert tests_stack.run_all() == 1
+    with billing.begin() as connection:
+        assert connection.scalars(text("SELECT task_id FROM payment")).all() == [id_]
+    open_sinks().close()
