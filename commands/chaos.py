@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
@@ -39,6 +41,9 @@ def sinks(
     bug: Annotated[
         BugName | None, typer.Option(help="Run with this bug on purpose, to show that the run finds it.")
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a table of sinks and windows, as in docs/exactly-once.md.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Kill workers and recoveries at every place where an effect could be lost or doubled, for every kind of sink.
@@ -62,10 +67,25 @@ def sinks(
         )
     if as_json:
         print_json({**camel(found), "counted": camel(found.counted)})
+    elif markdown:
+        print(matrix(found.hits))
     else:
         _print(found)
     if found.violations:
         raise typer.Exit(1)
+
+
+def matrix(hits: Mapping[str, int]) -> str:
+    """Return a table: how often a process was killed at each window, for each kind of sink."""
+    counts: dict[str, Counter[str]] = {}
+    for name, times in hits.items():
+        kind, _, window = name.partition(": ")
+        counts.setdefault(window.partition(" (pass")[0], Counter())[kind] += times
+    kinds = sorted({kind for count in counts.values() for kind in count})
+    lines = [("killed at", *kinds), ("---",) * (len(kinds) + 1)]
+    for window, count in sorted(counts.items()):
+        lines.append((window, *(f"{count[kind]:,}" if count[kind] else "" for kind in kinds)))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _print(found: Result) -> None:
