@@ -2,8 +2,9 @@
 
 Real programs run on temporary servers: one worker with two processes, one for the ticks, and beat. The drain rate
 counts from the first claim of the backlog to its last success, by the ledger's history. Before each outage the same
-worker drains a backlog without one, so that both rates belong to the same minute of a shared machine. While other
-programs compete for the machine, the CPU time of a task tells more than the rate.
+worker drains a backlog without one, so that both rates belong to the same minute of a shared machine. Right before
+that, PostgreSQL writes a checkpoint, as it does when it is stopped: the first change of each page after a checkpoint
+costs more. While other programs compete for the machine, the CPU time of a task tells more than the rate.
 
 PostgreSQL is stopped in the middle of the work. The messages of the broker are deleted (FLUSHALL) while both processes
 are held at a gate, so that none of them has a message left.
@@ -25,7 +26,7 @@ from typing import Final
 
 import psutil
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
 from bench.ingest import EXACTLY, UNDONE, Goal, Say, await_effects
 from bench.peers.effect import PROCESSES, SINK
@@ -34,6 +35,7 @@ from bench.recovery_handlers import LOST_BATCH
 from bench.scratch import postgres_stopped, scratch_servers
 from child_process import ChildProcess, OwnProcess, await_ready, end_all
 from embedded.home import Home
+from embedded.postgres import Postgres
 from embedded.temporary_servers import environment
 from models.engine import make_engine
 from models.sql import sql
@@ -170,6 +172,7 @@ Break = Callable[[Backlog], datetime]
 
 
 def _open(backlog: Backlog) -> datetime:
+    backlog.system.write_checkpoint()
     began_at = datetime.now(UTC)
     backlog.open_gate()
     return began_at
@@ -228,6 +231,14 @@ class _System:
 
     def stop(self) -> None:
         end_all(self.running)
+
+    def write_checkpoint(self) -> None:
+        home, port = Home(self.settings.celeriac_home), make_url(self.settings.database_url).port or 0
+        url = Postgres(home, port).url(superuser=True).replace("postgresql:", "postgresql+psycopg2:", 1)
+        superuser = make_engine(url, isolation_level="AUTOCOMMIT")
+        with superuser.connect() as connection:
+            connection.exec_driver_sql("CHECKPOINT")
+        superuser.dispose()
 
     def drain(self, count: int, breaks: Break) -> Drained:
         """Drain a backlog that an outage interrupts or delays."""

@@ -13,7 +13,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,8 @@ from tasks.execution.deliver import deliver
 
 CREATE: Final = text("CREATE TABLE public.bench_effect (task_id uuid NOT NULL, n integer NOT NULL)")
 INSERT: Final = text("INSERT INTO public.bench_effect (task_id, n) VALUES (:task_id, :n)")
-WANTED: Final = {"atomic, in a batch": 0.5, "keyed PostgreSQL": 1.5, "two-phase PostgreSQL": 5.0}
+ATOMIC: Final = "atomic, in a batch"
+WANTED: Final = {ATOMIC: 0.5, "keyed PostgreSQL": 1.5, "two-phase PostgreSQL": 5.0}
 BATCH: Final = 100
 
 
@@ -65,29 +66,39 @@ def goals(found: Found) -> list[Goal]:
 
 
 def measure(*, count: int, say: Say) -> Found:
-    """Measure every kind in turn, a hundred tasks at a time, and return medians: other programs disturb all alike."""
-    seconds: dict[str, list[float]] = {}
+    """Measure every kind in turn, a hundred tasks at a time, and return medians.
+
+    A ratio compares two figures of the same round, a few seconds apart: the speed of a shared machine changes.
+    """
+    rounds: list[dict[str, float]] = []
     with _other_database() as other:
         _register_handlers(other)
         kinds: dict[str, Callable[[], float]] = {
-            "INSERT": partial(_tasks, "bench.insert"),
             "nothing": partial(_tasks, "bench.nothing"),
-            "atomic, in a batch": partial(_tasks, "bench.atomic"),
+            "INSERT": partial(_tasks, "bench.insert"),
+            ATOMIC: partial(_tasks, "bench.atomic"),
             **{kind: partial(_tasks, f"bench.{name}") for name, (kind, _) in SINKS.items()},
         }
         for name in SINKS:
             open_sinks().find(name).prepare()
         for done in range(-BATCH, count, BATCH):  # the first hundred open connections and are not counted
-            for kind, run in kinds.items():
-                say(f"{kind}: {max(done, 0):,} of {count:,} …")
-                taken = run()
-                if done >= 0:
-                    seconds.setdefault(kind, []).append(taken)
-    each = {kind: median(taken) / BATCH * 1000 for kind, taken in seconds.items()}
-    nothing = each.pop("nothing")
-    costs = {kind: ms if kind.startswith("atomic") else ms - nothing for kind, ms in each.items()}
-    insert = costs.pop("INSERT")
-    return Found(insert, [Cost(kind, ms, ms / insert) for kind, ms in costs.items()])
+            say(f"{max(done, 0):,} of {count:,} tasks of each kind …")
+            taken = {kind: run() / BATCH * 1000 for kind, run in kinds.items()}
+            if done >= 0:
+                rounds.append(costs(taken))
+    return summarize(rounds)
+
+
+def costs(taken: Mapping[str, float]) -> dict[str, float]:
+    """Return what each kind adds to a task that does nothing. An effect in the ledger's database is a whole task."""
+    return {kind: ms if kind == ATOMIC else ms - taken["nothing"] for kind, ms in taken.items() if kind != "nothing"}
+
+
+def summarize(rounds: Sequence[Mapping[str, float]]) -> Found:
+    kinds = [kind for kind in rounds[0] if kind != "INSERT"]
+    middle = {kind: median(each[kind] for each in rounds) for kind in rounds[0]}
+    ratios = {kind: median(each[kind] / each["INSERT"] for each in rounds if each["INSERT"] > 0) for kind in kinds}
+    return Found(middle["INSERT"], [Cost(kind, middle[kind], ratios[kind]) for kind in kinds])
 
 
 def _insert(db: Any, task_id: uuid.UUID) -> None:
