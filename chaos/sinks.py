@@ -45,7 +45,7 @@ from tasks.testing.windows import Window, read_windows
 CONFIGURATION: Final = {
     "fsync": "off",
     "max_prepared_transactions": "400",
-    "scram_iterations": "1",  # each child connects anew
+    "scram_iterations": "1",  # each child opens new connections
     "jit": "off",
 }
 HITS_SHARE: Final = 100  # each window must be hit once in so many crashes, at least

@@ -14,6 +14,7 @@ from psycopg2 import extensions
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from models.database_errors import wrap_driver_error
 from models.engine import make_engine, pool_options
 from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, TransactionFailed, TransactionMisused
 
@@ -34,8 +35,7 @@ class ManualTransaction:
         self.connection: Connection = engine.connect()
         self.is_open = True
         try:
-            result = self.connection.exec_driver_sql(begin, values)
-            self.answer = result.scalar() if result.returns_rows else None
+            self.answer = self._send(begin, values)
         except BaseException:
             self.roll_back()
             raise
@@ -59,7 +59,7 @@ class ManualTransaction:
                 raise TransactionFailed
 
     def commit(self) -> None:
-        self.connection.exec_driver_sql("COMMIT")
+        self._send("COMMIT")
         self.leave()
 
     def roll_back(self) -> bool:
@@ -67,13 +67,25 @@ class ManualTransaction:
         if not self.is_open:
             return True
         try:
-            self.connection.exec_driver_sql("ROLLBACK")
+            if self.connection.invalidated:
+                return False
+            self._send("ROLLBACK")
         except DBAPIError:
             self.connection.invalidate()
             return False
         finally:
             self.leave()
         return True
+
+    def _send(self, statement: str, values: Any = None) -> Any:
+        """Execute a statement without SQLAlchemy's work around it; return the first value of its result, if any."""
+        try:
+            with self.driver.cursor() as cursor:
+                cursor.execute(statement, values)
+                row = cursor.fetchone() if cursor.description else None
+        except self.connection.dialect.loaded_dbapi.Error as error:
+            raise wrap_driver_error(error, self.connection) from error
+        return row and row[0]
 
     def leave(self) -> None:
         """Return the connection to the pool. No transaction may be open in it."""

@@ -60,7 +60,7 @@ class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
         return [
             "The server allows prepared transactions (max_prepared_transactions).",
             "The function writes through its `db` only: what it does elsewhere may be repeated.",
-            "Recovery connects as the same role, and nobody else ends our prepared transactions.",
+            "Recovery connects as the same role, and no other program ends our prepared transactions.",
         ]
 
     def begin_transaction(self, checkpoint_id: str) -> PreparedTransaction:
