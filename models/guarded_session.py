@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NoReturn
 
-from sqlalchemy import TextClause
+from sqlalchemy import Connection, TextClause
 from sqlalchemy.orm import Session
 
 from models.engine import Bind
@@ -40,9 +40,10 @@ class TransactionFailed(CeleriacError):
 class GuardedSession(Session):
     """A session that refuses to be ended by its user. Its owner calls `commit_as_owner` and `end`."""
 
-    def __init__(self, bind: Bind) -> None:
+    def __init__(self, bind: Bind, *, plain: Connection | None = None) -> None:
+        """`plain`: the connection of a transaction that its owner has begun by hand; the session need not begin one."""
         super().__init__(bind, expire_on_commit=False)
-        self._plain = self.connection()
+        self._plain = plain or self.connection()
 
     def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
         """Execute a statement. A `text` goes straight to the connection, which saves the session's own preparation."""

@@ -43,7 +43,7 @@ class ManualTransaction:
     @cached_property
     def db(self) -> GuardedSession:
         """The session for the function that writes."""
-        return GuardedSession(self.connection)
+        return GuardedSession(self.connection, plain=self.connection)
 
     @property
     def driver(self) -> Any:
