@@ -17,6 +17,7 @@ on that check: it may come too late. It depends on the key, or on the ledger's d
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -105,36 +106,40 @@ class TaskWithSteps(TaskOfSink, Protocol):
         ...
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """A configured sink. Each process opens it once; opening does not connect."""
 
     name: str
     guarantee: ClassVar[Guarantee]
-    key_life: timedelta | None  # how long keys are remembered; None: for ever, or there are none
+    key_life: timedelta | None = None  # how long keys are remembered; None: for ever, or there are none
 
     @property
+    @abstractmethod
     def conditions(self) -> Sequence[str]:
         """Return the conditions under which the guarantee holds, as sentences."""
-        ...
 
+    @abstractmethod
     def bind(self, task: Any) -> Any:
         """Return the object with which a handler writes to this sink for one task."""
-        ...
 
+    @abstractmethod
     def check(self) -> str:
         """Connect; return what was found in a few words, or raise SinkNotReady or Unreachable."""
-        ...
 
     def effects(self, installation: uuid.UUID, task_id: uuid.UUID) -> Sequence[Effect]:
         """Ask the sink what it has committed for this task. May raise any error if it cannot be reached."""
-        ...
+        del installation, task_id
+        return []
 
     def prepare(self) -> str:
         """Create what the sink needs, such as a table; return what was done. Safe to repeat."""
-        ...
+        return "nothing to prepare"
 
     def prune(self, installation: uuid.UUID) -> int:
-        """Delete some of the keys that are older than the key life, if the sink does not do so itself."""
-        ...
+        """Delete some of the keys that are older than the key life; return how many. Keys may also expire elsewhere."""
+        del installation
+        return 0
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Close what is open."""

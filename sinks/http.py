@@ -40,7 +40,7 @@ from outbox.canonical_json import BadPayload, canonical_json
 from outbox.destinations import poster_of
 from outbox.publishers.address_guard import ForbiddenAddress, check_address, look_up
 from outbox.publishers.signed_post import DEFAULT_PORTS, TRY_AGAIN, Answer, NoAnswer, NotAsked, Patience, Poster
-from sinks.contract import Effect, EffectState, Guarantee, SinkMisused, SinkNotReady, TaskWithSteps
+from sinks.contract import Effect, EffectState, Guarantee, Sink, SinkMisused, SinkNotReady, TaskWithSteps
 from tasks.core.outcomes import Permanent, TryLater
 from tasks.core.steps import Steps
 
@@ -59,7 +59,7 @@ class HttpAnswer(TypedDict):
     body: Any  # JSON; or text, if it was not JSON
 
 
-class KeyedHttp:
+class KeyedHttp(Sink):
     """A service that respects `Idempotency-Key`."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.KEYED
@@ -106,14 +106,6 @@ class KeyedHttp:
         counted = _unconfirmed_step(self.name, "")
         steps = [name.removeprefix(counted) for name in stored if name.startswith(counted)]
         return [self._effect(step, stored) for step in steps]
-
-    def prepare(self) -> str:
-        return "nothing to prepare"
-
-    def prune(self, installation: uuid.UUID) -> int:
-        """Return 0: the service has the keys."""
-        del installation
-        return 0
 
     def close(self) -> None:
         """Nothing is open between two requests."""

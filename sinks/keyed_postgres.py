@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 from failpoint import failpoint
 from models.ledger_outage import REPETITIONS, asks_to_repeat
 from outbox.canonical_json import canonical_json
-from sinks.contract import Effect, EffectState, Guarantee, SinkMisused, SinkNotReady, TaskWithSteps
+from sinks.contract import Effect, EffectState, Guarantee, Sink, SinkMisused, SinkNotReady, TaskWithSteps
 from sinks.manual_transaction import ManualTransaction, sink_engine
 from tasks.core.steps import NAME as STEP_NAME
 
@@ -63,7 +63,7 @@ PRUNE: Final = text("""
 PRUNE_AT_ONCE: Final = 5000
 
 
-class KeyedPostgres:
+class KeyedPostgres(Sink):
     """One other PostgreSQL."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.KEYED

@@ -13,10 +13,8 @@ could not commit together with SUCCEEDED.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, ClassVar, Protocol
 
 from sqlalchemy.orm import Session
@@ -24,7 +22,7 @@ from sqlalchemy.orm import Session
 import settings
 from outbox.destinations import UnknownDestination, open_destination
 from outbox.new_events import add
-from sinks.contract import Effect, Guarantee, SinkNotReady
+from sinks.contract import Guarantee, Sink, SinkNotReady
 
 
 class TaskThatDefers(Protocol):
@@ -35,11 +33,10 @@ class TaskThatDefers(Protocol):
     def defer(self, write: Callable[[Session], object]) -> None: ...
 
 
-class LedgerSink:
+class LedgerSink(Sink):
     """The ledger's own database."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.ATOMIC
-    key_life: timedelta | None = None
 
     def __init__(self, name: str, url: str) -> None:
         del url
@@ -54,19 +51,6 @@ class LedgerSink:
 
     def check(self) -> str:
         return "the ledger's own database"
-
-    def effects(self, installation: uuid.UUID, task_id: uuid.UUID) -> Sequence[Effect]:
-        """Return nothing: there are effects exactly if the task is SUCCEEDED."""
-        del installation, task_id
-        return []
-
-    def prepare(self) -> str:
-        return "nothing to prepare"
-
-    def prune(self, installation: uuid.UUID) -> int:
-        """Return 0: there are no keys."""
-        del installation
-        return 0
 
     def close(self) -> None:
         """Nothing is open."""

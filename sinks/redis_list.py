@@ -38,7 +38,7 @@ from failpoint import failpoint
 from models.errors import Unreachable, shorten
 from outbox.canonical_json import canonical_json
 from settings import place
-from sinks.contract import Effect, EffectState, Guarantee, SinkMisused, SinkNotReady, TaskWithSteps
+from sinks.contract import Effect, EffectState, Guarantee, Sink, SinkMisused, SinkNotReady, TaskWithSteps
 from sinks.effect_keys import effect_key
 from sinks.hash_tags import hash_tag
 
@@ -75,7 +75,7 @@ class IdempotentRecord(Generic[T]):
     value: T
 
 
-class RedisLists:
+class RedisLists(Sink):
     """The lists of one Redis."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.KEYED
@@ -125,14 +125,6 @@ class RedisLists:
             )
             for (name, step, key), is_there in zip(uses, found, strict=True)
         ]
-
-    def prepare(self) -> str:
-        return "nothing to prepare"
-
-    def prune(self, installation: uuid.UUID) -> int:
-        """Return 0: keys expire by themselves."""
-        del installation
-        return 0
 
     def close(self) -> None:
         self._disconnect()

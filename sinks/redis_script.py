@@ -16,7 +16,6 @@ Cluster requires of the keys of a script.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +26,7 @@ import redis
 import settings
 from failpoint import failpoint
 from models.errors import LeaseLost, Unreachable
-from sinks.contract import Effect, Guarantee, SinkMisused, SinkNotReady
+from sinks.contract import Guarantee, Sink, SinkMisused, SinkNotReady
 from sinks.hash_tags import key_beside, require_same_hash_tag
 
 # KEYS: stream, frontier, then the list and the remembered key of each record.
@@ -100,7 +99,7 @@ class ScriptRecord:
     value: str
 
 
-class RedisScript:
+class RedisScript(Sink):
     """Lists of the Redis that has the stream."""
 
     guarantee: ClassVar[Guarantee] = Guarantee.SCRIPT
@@ -162,19 +161,6 @@ class RedisScript:
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise self._unreachable(error) from None
         return f"Redis at {self.place}"
-
-    def effects(self, installation: uuid.UUID, task_id: uuid.UUID) -> Sequence[Effect]:
-        """Return nothing: no task writes here."""
-        del installation, task_id
-        return []
-
-    def prepare(self) -> str:
-        return "nothing to prepare"
-
-    def prune(self, installation: uuid.UUID) -> int:
-        """Return 0: keys expire by themselves."""
-        del installation
-        return 0
 
     def close(self) -> None:
         self.client.close()

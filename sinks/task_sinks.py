@@ -77,10 +77,6 @@ class TaskSinks:
         return self.task.id
 
     @property
-    def partition_key(self) -> str | None:
-        return self.task.partition_key
-
-    @property
     def installation(self) -> uuid.UUID:
         return open_sinks().installation()
 

@@ -22,16 +22,15 @@ See docs/protocol.md, Two-phase. `recovery.py` is the recovery, `transactions.py
 from __future__ import annotations
 
 import uuid
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import settings
 from sinks import transactions
-from sinks.contract import Effect, Guarantee
+from sinks.contract import Effect, Guarantee, Sink
 
 PREFIX: Final = "celeriac"
 T = TypeVar("T")
@@ -62,19 +61,13 @@ class Finished(StrEnum):
     UNKNOWN = "unknown"  # the sink gave an answer that we do not understand; an operator must look
 
 
-class TwoPhaseCommitSink(ABC, Generic[T, Txn]):
+class TwoPhaseCommitSink(Sink, Generic[T, Txn]):
     """A sink that can prepare writes, and commit or abort them later, in another process if necessary.
 
     `commit`, `abort` and both `recover_…` may be called twice. They must not raise because the work is already done.
     """
 
     guarantee: ClassVar[Guarantee] = Guarantee.TWO_PHASE
-    key_life: timedelta | None = None
-    name: str
-
-    @property
-    @abstractmethod
-    def conditions(self) -> Sequence[str]: ...
 
     @abstractmethod
     def begin_transaction(self, checkpoint_id: str) -> Txn:
@@ -119,14 +112,6 @@ class TwoPhaseCommitSink(ABC, Generic[T, Txn]):
         """Ask the ledger, which decides. What it has decided to commit is committed, and visible sooner or later."""
         del installation
         return transactions.effects_by_decision(self.name, task_id)
-
-    def prepare(self) -> str:
-        return "nothing to prepare"
-
-    def prune(self, installation: uuid.UUID) -> int:
-        """Return 0: there are no keys."""
-        del installation
-        return 0
 
 
 class TaskWithTransactions(Protocol):

@@ -167,7 +167,7 @@ def test_an_effect_does_not_overtake_that_of_an_earlier_task_of_its_partition_ke
         delivered([second])
         assert len(line.strikes) == 1
         assert (place.count(first), place.count(second)) == (0, 0)
-        assert state(second)[:2] == ("RETRYING", 0), "it waits for the sink, which is no failure of its own"
+        assert state(second)[:2] == ("RETRYING", 0), "waiting for the sink must not count as an attempt"
         later(ledger, 60)
         delivered([second])
     assert (place.count(first), place.count(second)) == (1, 1)
