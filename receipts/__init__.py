@@ -1,5 +1,4 @@
-"""Streams that the ledger follows: consumers of Redis Streams whose effects happen once (`streams.py`).
+"""Receipts: `accepted` as soon as a message is durable in Redis, `saved` when it is in the ledger.
 
-A consumer is registered in code (`consumers.py`). It runs as the Celery task `receipts.consume` on the queue
-`receipts`, which has a worker of its own: `celery -A tasks worker -n receipts@%h -Q receipts`.
+`streams/` consumes Redis Streams; savers and deliverers are such consumers.
 """

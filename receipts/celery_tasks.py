@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from models.errors import Unreachable
-from receipts.streams import consume_any_shard
+from receipts.streams.consume import consume_any_shard
 from tasks.celery import app
 from tasks.core.tick_intervals import HOLD_SHARD_SECONDS
 

@@ -1,7 +1,7 @@
 """A sink in the Redis that also has the stream: one script writes, remembers the key, and acknowledges the entry.
 
 The script is atomic: an entry is never acknowledged without its effect, or the other way round. So neither the ledger
-nor a two-phase commit is needed. It serves consumers of streams only (`receipts/streams.py`).
+nor a two-phase commit is needed. It serves consumers of streams only (`receipts/streams/consume.py`).
 
     the entry is pending for this consumer     append the value, unless its key is known; acknowledge the entry
     the entry is pending for another consumer  refuse the whole batch: this consumer has lost the entry

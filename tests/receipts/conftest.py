@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 
 import settings
 from models.engine import engine
-from receipts import streams
+from receipts.streams import consume
 from sinks.configuration import open_sinks
 from tests.receipts.consuming import StreamUnderTest
 from tests.receipts.places import CREATE, EMPTY, PLACES, StreamPlace
@@ -26,7 +26,7 @@ def checkpoint_settings(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     settings.current.cache_clear()
-    monkeypatch.setattr(streams, "LARGEST_CHECKPOINT", BATCH)  # each batch is a checkpoint
+    monkeypatch.setattr(consume, "LARGEST_CHECKPOINT", BATCH)  # each batch is a checkpoint
     return ledger
 
 

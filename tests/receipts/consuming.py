@@ -12,10 +12,10 @@ import failpoint
 import metrics
 from models.engine import engine
 from models.sql import sql
-from receipts.consumers import Shard, StreamConsumer
-from receipts.entries import Batch
-from receipts.shard_lease import ShardLease
-from receipts.streams import ShardRun, consume
+from receipts.streams.consume import ShardRun, consume
+from receipts.streams.consumers import Shard, StreamConsumer
+from receipts.streams.entries import Batch
+from receipts.streams.shard_lease import ShardLease
 from sinks.recovery import recover
 from tests.outbox.ledger import move
 from tests.receipts.places import STREAM, StreamPlace

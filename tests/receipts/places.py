@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from models.engine import engine
-from receipts.entries import Batch
+from receipts.streams.entries import Batch
 from tests.servers import ServersOfTests
 
 CREATE = "CREATE TABLE IF NOT EXISTS public.stream_effect (place bigint GENERATED ALWAYS AS IDENTITY, n integer)"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from receipts.consumers import StreamConsumer, register
-from receipts.entries import Batch
+from receipts.streams.consumers import StreamConsumer, register
+from receipts.streams.entries import Batch
 from tests.receipts.consuming import GROUP
 from tests.receipts.places import STREAM
 

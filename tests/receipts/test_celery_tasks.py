@@ -14,9 +14,10 @@ from checks import workers
 from checks.result import Level
 from embedded.stack import plan
 from models.errors import Misuse
-from receipts import consumers, streams
 from receipts.celery_tasks import consume
-from receipts.consumers import Shard, StreamConsumer, all_shards, register
+from receipts.streams import consume as consume_module
+from receipts.streams import consumers
+from receipts.streams.consumers import Shard, StreamConsumer, all_shards, register
 from tasks import broker
 from tasks.celery import app
 from tests.nodes.containers import WorkerNode
@@ -137,7 +138,7 @@ def test_a_worker_with_a_claim_idle_time_that_is_too_short_says_why_it_does_not_
 
 
 def test_a_task_without_consumers_ends_at_once(no_consumers: None) -> None:
-    assert not streams.consume_any_shard(30)
+    assert not consume_module.consume_any_shard(30)
 
 
 def test_a_task_takes_a_shard_that_is_free(
@@ -150,8 +151,8 @@ def test_a_task_takes_a_shard_that_is_free(
         taken.append(shard.number)
         return len(taken) == 2
 
-    monkeypatch.setattr(streams, "consume", take)
-    assert streams.consume_any_shard(30)
+    monkeypatch.setattr(consume_module, "consume", take)
+    assert consume_module.consume_any_shard(30)
     assert len(set(taken)) == 2
     assert [shard.key for shard in all_shards()] == ["orders:0", "orders:1", "orders:2"]
 
@@ -193,5 +194,5 @@ def test_a_shard_is_held_for_a_limited_time_and_then_handed_over(
     monkeypatch.setenv("RECEIPT_BLOCK_MS", "20")
     settings.current.cache_clear()
     consumer = StreamConsumer("save", "orders", lambda _batch: None)
-    assert streams.consume(Shard.of(consumer, 0), 0.1)
+    assert consume_module.consume(Shard.of(consumer, 0), 0.1)
     assert scalar(HELD) == 0

@@ -16,9 +16,9 @@ import settings
 from models.engine import engine
 from models.errors import LeaseLost
 from models.guarded_session import GuardedSession, TransactionFailed, TransactionMisused
-from receipts.checkpoint_sinks import TwoPhaseInCheckpoint
-from receipts.entries import Batch
-from receipts.shard_lease import ShardLease
+from receipts.streams.checkpoint_sinks import TwoPhaseInCheckpoint
+from receipts.streams.entries import Batch
+from receipts.streams.shard_lease import ShardLease
 from sinks import transactions
 from sinks.contract import SinkMisused, SinkNotReady, UnknownSink
 from sinks.prepared_postgres import PreparedPostgres

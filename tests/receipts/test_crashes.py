@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from receipts.consumers import StreamConsumer
-from receipts.entries import Batch
+from receipts.streams.consumers import StreamConsumer
+from receipts.streams.entries import Batch
 from tests.receipts.conftest import only
 from tests.receipts.consuming import GROUP, StreamUnderTest
 from tests.receipts.places import PLACES, STREAM, WINDOWS

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import settings
-from receipts import repeats
-from receipts.entries import Batch, Entry
+from receipts.streams import repeats
+from receipts.streams.entries import Batch, Entry
 from sinks.contract import SinkMisused, UnknownSink
 from tests.receipts.conftest import only
 from tests.receipts.consuming import StreamUnderTest

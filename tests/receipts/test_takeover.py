@@ -10,8 +10,8 @@ import pytest
 
 from models.engine import engine
 from models.errors import LeaseLost
-from receipts.consumers import StreamConsumer
-from receipts.entries import Batch
+from receipts.streams.consumers import StreamConsumer
+from receipts.streams.entries import Batch
 from sinks.contract import SinkMisused
 from sinks.recovery import recover
 from tests.receipts.conftest import only

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from receipts.checkpoint_sinks import CheckpointAwareSink, LedgerInCheckpoint, OpenCheckpoint, TwoPhaseInCheckpoint
-from receipts.checkpointed_lists import CheckpointedIdempotentList, CheckpointedScript
+from receipts.streams.checkpoint_sinks import (
+    CheckpointAwareSink,
+    LedgerInCheckpoint,
+    OpenCheckpoint,
+    TwoPhaseInCheckpoint,
+)
+from receipts.streams.checkpointed_lists import CheckpointedIdempotentList, CheckpointedScript
 from sinks.configuration import open_sinks
 from sinks.contract import SinkMisused
 from sinks.ledger import LedgerSink

@@ -26,9 +26,9 @@ from sqlalchemy.orm import Session
 
 from failpoint import failpoint
 from models.guarded_session import GuardedSession
-from receipts import checkpoint_rows
-from receipts.consumers import Shard
-from receipts.shard_lease import ShardLease
+from receipts.streams import checkpoint_rows
+from receipts.streams.consumers import Shard
+from receipts.streams.shard_lease import ShardLease
 from sinks import transactions
 from sinks.configuration import open_sinks
 from sinks.contract import SinkNotReady

@@ -15,7 +15,7 @@ from typing import Final
 
 import settings
 from models.errors import Misuse
-from receipts.entries import Batch
+from receipts.streams.entries import Batch
 from tasks.core.holders import holder_of
 
 

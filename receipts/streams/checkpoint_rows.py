@@ -28,8 +28,8 @@ from models.guarded_session import ENDED_BY_FUNCTION, GuardedSession, Transactio
 from models.ledger_outage import REPETITIONS, asks_to_repeat, is_outage, wait_for_ledger
 from models.sql import sql
 from outbox.canonical_json import canonical_json
-from receipts.consumers import Shard
-from receipts.shard_lease import ShardLease
+from receipts.streams.consumers import Shard
+from receipts.streams.shard_lease import ShardLease
 
 _HELD: Final = """
     SELECT FROM ledger.shard_lease WHERE stream = :stream AND shard = :shard AND lease_token = :token

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from receipts.entries import Entry
-from receipts.stream_source import StreamSource
+from receipts.streams.entries import Entry
+from receipts.streams.source import StreamSource
 from sinks.hash_tags import key_beside
 
 REMEMBERED: Final = 10_000  # ids of each shard, about a megabyte

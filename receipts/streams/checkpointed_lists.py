@@ -15,8 +15,8 @@ from typing import Any
 
 from models.guarded_session import GuardedSession
 from outbox.canonical_json import canonical_json
-from receipts.checkpoint_sinks import CheckpointAwareSink, Handle, OpenCheckpoint
-from receipts.entries import Entry
+from receipts.streams.checkpoint_sinks import CheckpointAwareSink, Handle, OpenCheckpoint
+from receipts.streams.entries import Entry
 from sinks.contract import SinkMisused
 from sinks.hash_tags import require_same_hash_tag
 from sinks.redis_list import IdempotentRecord, RedisLists

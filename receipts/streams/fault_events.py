@@ -6,7 +6,7 @@ import logging
 from enum import StrEnum
 from typing import Any, Final
 
-from receipts.consumers import Shard
+from receipts.streams.consumers import Shard
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 The ledger decides: a checkpoint is one row, with the entries it covers, the state of the handler, and what every sink
 needs to commit. With CHECKPOINT_DEFER_ACK, a consumer does this for its shard, again and again:
 
-    read      old unacknowledged entries first, then new ones (`stream_source.py`)
+    read      old unacknowledged entries first, then new ones (`source.py`)
     handle    the handler writes to sinks; no one else sees that (`checkpoint_sinks.py`)
     prepare   sinks get ready to commit
     decide    the row of the checkpoint, in a transaction that checks the token of the shard (`checkpoint_rows.py`)
@@ -35,16 +35,16 @@ import settings
 from failpoint import failpoint
 from models.engine import engine
 from models.errors import LeaseLost
-from receipts import checkpoint_rows
-from receipts.checkpoint_rows import Checkpoint
-from receipts.checkpoint_sinks import CheckpointAwareSink, OpenCheckpoint
-from receipts.consumers import Shard, all_shards
-from receipts.entries import Batch, Entry
-from receipts.fault_events import FaultEvent, log_event
-from receipts.participants import participant
-from receipts.repeats import Repeats
-from receipts.shard_lease import ShardLease
-from receipts.stream_source import StreamSource
+from receipts.streams import checkpoint_rows
+from receipts.streams.checkpoint_rows import Checkpoint
+from receipts.streams.checkpoint_sinks import CheckpointAwareSink, OpenCheckpoint
+from receipts.streams.consumers import Shard, all_shards
+from receipts.streams.entries import Batch, Entry
+from receipts.streams.fault_events import FaultEvent, log_event
+from receipts.streams.participants import participant
+from receipts.streams.repeats import Repeats
+from receipts.streams.shard_lease import ShardLease
+from receipts.streams.source import StreamSource
 from sinks.contract import UnknownSink
 
 LARGEST_CHECKPOINT: Final = 2000  # entries; what they write to Redis lists is stored in one row of the ledger

@@ -22,10 +22,10 @@ import redis
 
 import settings
 from models.errors import Unreachable
-from receipts.consumers import Shard
-from receipts.entries import Entry
-from receipts.fault_events import FaultEvent, log_event
-from receipts.shard_lease import ShardLease
+from receipts.streams.consumers import Shard
+from receipts.streams.entries import Entry
+from receipts.streams.fault_events import FaultEvent, log_event
+from receipts.streams.shard_lease import ShardLease
 from sinks.hash_tags import key_beside
 
 CLAIM: Final = """

@@ -23,8 +23,8 @@ from models.errors import CeleriacError, LeaseLost
 from models.ledger_outage import wait_for_ledger
 from models.sql import sql
 from outbox.lease import Db, connection_of
-from receipts.consumers import Shard
-from receipts.fault_events import FaultEvent, log_event
+from receipts.streams.consumers import Shard
+from receipts.streams.fault_events import FaultEvent, log_event
 
 # take_shard: free, or its lease has expired → leased to this consumer.
 TAKE_SHARD: Final = sql("""
