@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import Base, RandomId, Stamp, checks
@@ -43,6 +43,9 @@ class ChatMessage(Base):
         UniqueConstraint("from_user_id", "client_msg_id"),
         # Reads the history of a chat, page by page.
         Index("ix_chat_message_history", "chat_id", "accepted_at", "id"),
+        # Read what a user may have missed, as sender or as receiver (`receipts/chat_history.py`).
+        Index("ix_chat_message_to", "to_user_id", "transaction_id"),
+        Index("ix_chat_message_from", "from_user_id", "transaction_id"),
     )
 
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
@@ -56,3 +59,7 @@ class ChatMessage(Base):
     sent_at: Mapped[datetime | None]
     accepted_at: Mapped[Stamp]
     saved_at: Mapped[Stamp]
+    # Of PostgreSQL. Ids of rows do not follow the order of commits; the oldest running transaction tells which do.
+    transaction_id: Mapped[int] = mapped_column(
+        BigInteger, server_default=text("CAST(CAST(pg_current_xact_id() AS text) AS bigint)")
+    )

@@ -7,6 +7,7 @@ from models import (  # noqa: F401
     documents,
     outbox,
     queues,
+    receipts,
     sinks,
     streams,
     task_types,

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from models import api_tokens, chats, documents, outbox, queues, sinks, streams, task_types, tasks, ticks
+from models import api_tokens, chats, documents, outbox, queues, receipts, sinks, streams, task_types, tasks, ticks
 from models.engine import make_engine
 from models.sql import sql
 from models.status import EventStatus, TaskStatus
@@ -31,6 +31,11 @@ LIMIT = "INSERT INTO ledger.queue_limit (queue{0}) VALUES ('q'{1})"
 TYPE = "INSERT INTO ledger.task_type (type, queue{0}) VALUES ('t', 'q'{1})"
 QUEUE = "INSERT INTO ledger.task_queue (queue{0}) VALUES ('q'{1})"
 CHECKPOINT = "INSERT INTO ledger.checkpoint (stream{0}) VALUES ('s'{1})"
+RECEIPT = (
+    "INSERT INTO ledger.receipt (id, kind, principal, payload_sha, policy, accepted_at{0})"
+    " VALUES (gen_random_uuid(), 'chat', 'ann', 'x', 'aof-always', now(){1})"
+)
+SWITCH = "INSERT INTO ledger.receipt_switch (is_on{0}) VALUES (true{1})"
 LEASE = (
     "INSERT INTO ledger.task_lease (token, holder, lease_until, task_ids, type, queue{0})"
     " VALUES (gen_random_uuid(), 'h', now(), '{{}}', 't', 'q'{1})"
@@ -103,6 +108,11 @@ INCONSISTENT = [
     ("max_attempts", QUEUE, {"max_attempts": "0"}),
     ("token_sha256", TOKEN, {"token_sha256": "'cleartext'"}),
     ("user_order", CHAT, {"second_user_id": "'a'"}),
+    ("level", RECEIPT, {"level": "'accepted'", "promised_by": "now()"}),
+    ("rejected_has_a_reason", RECEIPT, {"level": "'rejected'", "promised_by": "now()"}),
+    ("rejected_has_a_reason", RECEIPT, {"level": "'saved'", "promised_by": "now()", "code": "'c'", "reason": "'r'"}),
+    ("promise", RECEIPT, {"level": "'saved'", "promised_by": "now() - interval '1 s'"}),
+    ("name", SWITCH, {"name": "'unknown'"}),
 ]
 
 CONSISTENT = [
@@ -122,6 +132,9 @@ CONSISTENT = [
     (SHARD, {"shard": "0"}),
     (TOKEN, {"token_sha256": HASH}),
     (CHAT, {"second_user_id": "'b'"}),
+    (RECEIPT, {"level": "'saved'", "promised_by": "now()"}),
+    (RECEIPT, {"level": "'rejected'", "promised_by": "now()", "code": "'c'", "reason": "'r'", "entry": "'{}'"}),
+    (SWITCH, {"name": "'two_phase'"}),
     (LEASE, {"priority": "5"}),
     (LIMIT, {"max_running": "0"}),
     (TYPE, {"max_attempts": "1", "batch": "1", "priority": "0"}),
@@ -271,6 +284,11 @@ def test_every_table_can_be_written_and_read_through_its_model(connection: Conne
         chats.Chat(id=one, first_user_id="a", second_user_id="b"),
         chats.ChatMember(chat_id=one, user_id="a"),
         chats.ChatMessage(id=one, chat_id=one, client_msg_id="c", from_user_id="a", to_user_id="b", body="hello"),
+        receipts.Receipt(
+            **{"id": one, "level": receipts.Level.SAVED, "kind": "chat", "principal": "ann", "payload_sha": "a"},
+            **{"policy": "aof-always", "accepted_at": now, "promised_by": now},
+        ),
+        receipts.ReceiptSwitch(name=receipts.Switch.TWO_PHASE, is_on=True),
         streams.Checkpoint(stream="s"),
         streams.ShardLease(stream="s", shard=0),
         ticks.Tick(name="relay"),

@@ -1,4 +1,4 @@
-"""Create the ledger: clock, tasks, outbox, sinks, documents, chats, and the tables that coordinate processes.
+"""Create the ledger: clock, tasks, outbox, sinks, documents, chats, receipts, and the tables that coordinate processes.
 
 The statements are in `0001_ledger.sql`. The reasons for tables, CHECKs and indexes are beside the models. A migration
 imports nothing of ours, because our code changes and a migration must not.
@@ -19,7 +19,7 @@ DROP FUNCTION ledger.ingest_submit, ledger.ingest_submit_many, ledger.ingest_fil
     ledger.ingest_payload_fault, ledger.ingest_draw_turns, ledger.ingest_key_lock, ledger.ingest_give_way,
     ledger.ingest_fresh_id, ledger.ingest_task_id, ledger.ingest_payload_sha;
 DROP TABLE ledger.api_token, ledger.queue_limit, ledger.queue_pause, ledger.tick, ledger.shard_lease, ledger.checkpoint,
-    ledger.chat_message, ledger.chat_member, ledger.chat, ledger.document_chunk, ledger.document,
+    ledger.receipt_switch, ledger.receipt, ledger.chat_message, ledger.chat_member, ledger.chat, ledger.document_chunk, ledger.document,
     ledger.sink_use, ledger.installation, ledger.sink_transaction, ledger.outbox_audit, ledger.outbox_event, ledger.task_worker, ledger.task_queue,
     ledger.task_type, ledger.task_step, ledger.task_audit, ledger.task_tombstone,
     ledger.wakeup_horizon, ledger.task_lease, ledger.ingest_task_transition, ledger.ingest_task;

@@ -413,11 +413,50 @@ CREATE TABLE ledger.chat_message (
     sent_at timestamptz,
     accepted_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     saved_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    transaction_id bigint NOT NULL DEFAULT CAST(CAST(pg_current_xact_id() AS text) AS bigint),
     CONSTRAINT pk_chat_message PRIMARY KEY (id),
     CONSTRAINT uq_chat_message_from_user_id_client_msg_id UNIQUE (from_user_id, client_msg_id),
     CONSTRAINT fk_chat_message_chat_id FOREIGN KEY (chat_id) REFERENCES ledger.chat (id) ON DELETE CASCADE
 );
 CREATE INDEX ix_chat_message_history ON ledger.chat_message (chat_id, accepted_at, id);
+CREATE INDEX ix_chat_message_to ON ledger.chat_message (to_user_id, transaction_id);
+CREATE INDEX ix_chat_message_from ON ledger.chat_message (from_user_id, transaction_id);
+
+-- Receipts.
+
+CREATE TABLE ledger.receipt (
+    seq bigint GENERATED ALWAYS AS IDENTITY,
+    id uuid NOT NULL,
+    level text NOT NULL,
+    kind text NOT NULL,
+    principal text NOT NULL,
+    client_id text,
+    payload_sha text NOT NULL,
+    policy text NOT NULL,
+    is_ordered boolean NOT NULL DEFAULT true,
+    accepted_at timestamptz NOT NULL,
+    promised_by timestamptz NOT NULL,
+    saved_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    code text,
+    reason text,
+    entry jsonb,
+    CONSTRAINT pk_receipt PRIMARY KEY (seq),
+    CONSTRAINT uq_receipt_id_level UNIQUE (id, level),
+    CONSTRAINT ck_receipt_level CHECK (level IN ('saved', 'rejected')),
+    CONSTRAINT ck_receipt_rejected_has_a_reason CHECK ((level = 'rejected') = (code IS NOT NULL) AND (code IS NULL) = (reason IS NULL)),
+    CONSTRAINT ck_receipt_promise CHECK (promised_by >= accepted_at)
+);
+CREATE INDEX ix_receipt_rejected ON ledger.receipt (seq) WHERE level = 'rejected';
+CREATE INDEX ix_receipt_saved_at ON ledger.receipt (saved_at);
+
+CREATE TABLE ledger.receipt_switch (
+    name text NOT NULL,
+    is_on boolean NOT NULL,
+    actor text NOT NULL DEFAULT CURRENT_USER,
+    changed_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_receipt_switch PRIMARY KEY (name),
+    CONSTRAINT ck_receipt_switch_name CHECK (name IN ('two_phase', 'deliver_before_saved', 'fail_open'))
+);
 
 -- Coordination: streams, ticks, queues, tokens.
 
