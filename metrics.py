@@ -101,6 +101,30 @@ CHECKPOINT_TOTAL: Final = Counter("celeriac_checkpoint_total", "Checkpoints of s
 CHECKPOINT_SECONDS: Final = Histogram(
     "celeriac_checkpoint_seconds", "Time from the end of the handler until the entries of a checkpoint are acknowledged"
 )
+RECEIPTS_TOTAL: Final = Counter("celeriac_receipts_total", "Receipts of new messages, by level", ["level"])
+RECEIPT_ACCEPT_SECONDS: Final = Histogram(
+    "celeriac_receipt_accept_seconds",
+    "Time to write a message to the receipt log",
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+)
+RECEIPT_ACK_SECONDS: Final = Histogram(
+    "celeriac_receipt_ack_seconds",
+    "Time from when a chat message arrived until its first receipt was sent",
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+)
+RECEIPT_SAVE_LAG_SECONDS: Final = Histogram(
+    "celeriac_receipt_save_lag_seconds",
+    "Time from when a message was accepted until it was saved",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
+)
+RECEIPT_FAILURES_TOTAL: Final = Counter(
+    "celeriac_receipt_failures_total",
+    "Failures of receipts: publish (to the log), deliver, save, duplicate (found by the ledger)",
+    ["kind"],
+)
+RECEIPT_PROMISES_MISSED_TOTAL: Final = Counter(
+    "celeriac_receipt_promises_missed_total", "Messages that were saved or rejected later than promised"
+)
 LEDGER_UNREACHABLE: Final = Gauge(
     "celeriac_ledger_unreachable", "1 while a process waits for PostgreSQL", multiprocess_mode="livemax"
 )

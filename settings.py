@@ -188,8 +188,16 @@ class Settings(BaseSettings):
     receipt_group_save: str = setting("save", "consumer group that saves messages")
     receipt_batch_size: int = setting(200, "entries that a consumer reads at once", ge=1)
     receipt_block_ms: int = setting(1000, "how long a consumer waits for entries", ge=1)
-    receipt_shards: int = setting(1, "number of streams of each kind; a sender always uses the same one", ge=1)
+    receipt_shards: int = setting(1, "number of streams of each kind; a sender always uses the same one", ge=1, le=256)
+    receipt_stream_limit: int = setting(100_000, "entries in one stream beyond which nothing is accepted (429)", ge=1)
+    receipt_max_bytes: int = setting(1_048_576, "largest message that gets a receipt `accepted`, in bytes", ge=1)
+    receipt_promise_seconds: float = setting(60, "time within which an accepted message is saved or rejected", gt=0)
+    receipt_claim_seconds: int = setting(3600, "how long Redis remembers a message after it was saved", ge=1)
+    receipt_retention_hours: int = setting(720, "hours to keep the receipts of saved and rejected messages", ge=1)
+    receipt_token_seconds: int = setting(300, "how long a token is trusted while the ledger is unreachable", ge=0)
+    receipt_origins: Words = setting((), "origins, such as https://app.example.com, whose pages may open /ws/chat")
     receipt_banned_words: Words = setting((), "words for which a message is rejected, separated by commas")
+    receipt_keys: str = setting("", "folder of the keys that sign receipts; empty: `receipt-keys` in CELERIAC_HOME")
 
     # checkpoints and sinks
     checkpoint_defer_ack: bool = setting(False, "acknowledge stream entries when their checkpoint is complete")
@@ -273,6 +281,10 @@ class Settings(BaseSettings):
     @property
     def home(self) -> Path:
         return ROOT / self.celeriac_home.expanduser()  # an absolute path replaces ROOT
+
+    @property
+    def receipt_key_folder(self) -> Path:
+        return ROOT / Path(self.receipt_keys).expanduser() if self.receipt_keys else self.home / "receipt-keys"
 
     @property
     def database_url(self) -> str:

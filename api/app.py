@@ -8,6 +8,9 @@ with the code.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -15,7 +18,7 @@ from starlette.middleware import Middleware
 
 import metrics
 import settings
-from api import documents, tasks, workflows
+from api import documents, keys, receipts, receiving, tasks, workflows
 from api.authorization import RequireToken, require_scopes_on_all_routes
 from api.body_limit import BodyLimit, OneLength
 from api.error_middleware import ErrorMiddleware
@@ -28,8 +31,17 @@ from models.schema import require_ready
 from outbox.publishers import celery  # noqa: F401 - loaded here, because two threads cannot load Celery at once
 from tasks.submission.json_lines import LINE_LIMIT
 
+
+@asynccontextmanager
+async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    await receiving.check_log()
+    yield
+    await receiving.close()
+
+
 app = FastAPI(
     title="Celeriac",
+    lifespan=_lifespan,
     docs_url=None,
     redoc_url=None,
     openapi_url=None,
@@ -43,7 +55,7 @@ app = FastAPI(
     ],
     exception_handlers={HTTPException: handle_error, RequestValidationError: handle_error},
 )
-for resource in (tasks, documents, workflows):
+for resource in (tasks, documents, workflows, receipts, keys):
     app.include_router(resource.router)
 
 

@@ -7,6 +7,7 @@ token with `documents:read` finds them, and none can change them.
 
 from __future__ import annotations
 
+import uuid
 from functools import partial
 from typing import Annotated, Final
 
@@ -20,10 +21,13 @@ from api.authorization import require_scope
 from api.json_responses import JsonResponse, camel
 from api.ledger_calls import call_ledger
 from api.principals import PRINCIPAL
-from api.submission import receipt
+from api.receiving import receiving
+from api.submission import WantedReceipt, answer_submitted, read_idempotency_key, receipt_response
 from api.tasks import parse_task_id
 from api.tokens import Scope, Token
+from api.unsaved import read_or_show_unsaved
 from api.visible_errors import show_task
+from documents.accepted import Upload
 from models.engine import engine, sessions
 from models.errors import Misuse
 from tasks.operations import task_details
@@ -49,16 +53,22 @@ def upload_limit() -> int:
 
 
 @router.post(UPLOAD.removeprefix(router.prefix))
-async def upload_async(request: Request, token: Writer) -> JsonResponse:
+async def upload_async(request: Request, token: Writer, receipt: WantedReceipt | None = None) -> JsonResponse:
     async with request.form(max_files=1, max_fields=10) as form:
         file = form.get("file")
         if not isinstance(file, UploadFile) or not file.filename:
             raise Misuse(NO_FILE)
         name, content = file.filename, await file.read()
         media_type = None if file.content_type == UNKNOWN_TYPE else file.content_type
+    if receipt is not None:
+        given = Upload.of(token.name, name, content, media_type, read_idempotency_key(request))
+        if receipt is WantedReceipt.ACCEPTED:
+            documents.check_upload(name, content)
+            return receipt_response(await receiving().document(given))
+        return receipt_response(await receiving().save_document(given, ordered=True))
     upload = partial(_upload, token, name, content, media_type)
     submitted = await call_ledger(upload, more_seconds=len(content) / STORED_BYTES_PER_SECOND)
-    return receipt(submitted, location="/api/knowledge/tasks/")
+    return answer_submitted(submitted, location="/api/knowledge/tasks/")
 
 
 @router.get("/documents")
@@ -96,15 +106,17 @@ async def delete_documents(
 
 @router.get("/tasks/{task_id}")
 async def read_task(task_id: str, token: Follower) -> JsonResponse:
-    def read() -> task_details.StoredTask:
-        with engine().connect() as connection:
-            return task_details.read_task(connection, parse_task_id(task_id))
+    """Answer with the task of an upload, named by its own id or by the id of the receipt."""
 
-    task = await call_ledger(read)
-    is_visible = token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL, token.name) == token.name
-    if task.type != TYPE or not is_visible:
-        raise UnknownTask(task.task_id)
-    return JsonResponse(show_task(task, token))
+    def read(id_: uuid.UUID) -> JsonResponse:
+        with engine().connect() as connection:
+            task = task_details.read_task(connection, id_)
+        is_visible = token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL, token.name) == token.name
+        if task.type != TYPE or not is_visible:
+            raise UnknownTask(task.task_id)
+        return JsonResponse(show_task(task, token))
+
+    return await read_or_show_unsaved(token, parse_task_id(task_id), read)
 
 
 @router.get("/search")

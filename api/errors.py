@@ -16,6 +16,7 @@ from starlette.requests import Request
 from api.json_responses import JsonResponse, error_response
 from models.database_errors import translate
 from models.errors import CeleriacError, Misuse, Unreachable
+from receipts.errors import ReceiptLogUnreachable
 from settings import SettingsError
 from tasks.submission.json_lines import describe_invalid
 from tasks.submission.submit import IdempotencyConflict
@@ -23,8 +24,9 @@ from tasks.submission.submit import IdempotencyConflict
 logger = logging.getLogger(__name__)
 
 UNREACHABLE: Final = "The ledger is unreachable. Try again; with the same Idempotency-Key nothing is submitted twice."
+LOG_UNREACHABLE: Final = "The receipt log is unreachable. Try again; with the same id nothing is accepted twice."
 FAILED: Final = "Something went wrong; the log of the API has the details."
-HEADERS: Final = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+HEADERS: Final = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
 
 
 class NotFound(CeleriacError):
@@ -97,7 +99,7 @@ def _response_to_known(error: CeleriacError | SettingsError) -> JsonResponse:
     message = error.message
     if isinstance(error, Unreachable | SettingsError):
         logger.warning("%s", message)
-        message = UNREACHABLE
+        message = LOG_UNREACHABLE if isinstance(error, ReceiptLogUnreachable) else UNREACHABLE
     details = {"taskId": error.task_id} if isinstance(error, IdempotencyConflict) else {}
     # After a request without a certain end, the next bytes cannot be trusted to be a new one.
     headers = {"Connection": "close"} if isinstance(error, BadRequest) else HEADERS.get(error.http_status)

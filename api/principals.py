@@ -31,7 +31,19 @@ LOCK_SECONDS: Final = 2.5
 
 
 def submit_for(session: Session, token: Token, new: NewTask, *, key: str | None = None) -> Submitted:
-    """Submit a task for the token's principal. `key` comes from the header; the task may name the same key itself.
+    """Submit a task for the token's principal. `key` comes from the header; the task may name the same key itself."""
+    owned = owned_task(token, new, key=key)
+    limit_lock_time(session)
+    return submit_many(session, [owned])[0]
+
+
+def limit_lock_time(session: Session) -> None:
+    """Wait for another transaction with the same key only so long that the answer can say so."""
+    session.execute(select(func.set_config("lock_timeout", f"{round(LOCK_SECONDS * 1000)}ms", True)))
+
+
+def owned_task(token: Token, new: NewTask, *, key: str | None = None) -> NewTask:
+    """Return the task as the token's principal submits it.
 
     A type that the token does not allow, and a workflow that cannot run, are rejected on every route.
     """
@@ -43,14 +55,12 @@ def submit_for(session: Session, token: Token, new: NewTask, *, key: str | None 
     key = new.key if key is None else key
     if key == "":
         raise BadTask("The idempotency key is empty.")
-    owned = replace(
+    return replace(
         new,
         key=None if key is None else f"{token.name}:{key}",
         partition_key=None if new.partition_key is None else _own_partition_key(token, new.partition_key),
         context={**new.context, PRINCIPAL: token.name},
     )
-    session.execute(select(func.set_config("lock_timeout", f"{round(LOCK_SECONDS * 1000)}ms", True)))
-    return submit_many(session, [owned])[0]
 
 
 def read_visible_task(connection: Connection, token: Token, task_id: uuid.UUID) -> StoredTask:

@@ -12,10 +12,18 @@ from api.authorization import require_scope
 from api.json_responses import JsonResponse
 from api.ledger_calls import call_ledger
 from api.principals import read_visible_task
-from api.submission import read_idempotency_key, receipt, submit_and_commit
+from api.submission import (
+    WantedReceipt,
+    answer_submitted,
+    read_idempotency_key,
+    submit_and_commit,
+    submit_for_receipt,
+)
 from api.tokens import Scope, Token
+from api.unsaved import read_or_show_unsaved
 from api.visible_errors import show_effect, show_task, show_transition
 from models.engine import engine
+from receipts.kinds import TASKS
 from tasks.operations import sink_effects, task_details
 from tasks.operations.listing import UnknownTask
 from tasks.submission.json_lines import read_envelope
@@ -27,18 +35,22 @@ Reader = Annotated[Token, require_scope(Scope.TASKS_READ, Scope.TASKS_READ_ALL)]
 
 
 @router.post("")
-async def submit_task(request: Request, token: Submitter) -> JsonResponse:
+async def submit_task(request: Request, token: Submitter, receipt: WantedReceipt | None = None) -> JsonResponse:
     raw, key = await request.body(), read_idempotency_key(request)
-    return await call_ledger(lambda: receipt(submit_and_commit(token, read_envelope(raw), key)))
+    if receipt is not None:
+        return await submit_for_receipt(token, raw, lambda: read_envelope(raw), key, receipt, kind=TASKS)
+    return await call_ledger(lambda: answer_submitted(submit_and_commit(token, read_envelope(raw), key)))
 
 
 @router.get("/{task_id}")
 async def read_task(task_id: str, token: Reader) -> JsonResponse:
-    def read() -> JsonResponse:
-        with engine().connect() as connection:
-            return JsonResponse(show_task(read_visible_task(connection, token, parse_task_id(task_id)), token))
+    """Answer with the task. One that is accepted and not saved yet is known to the receipt log only."""
 
-    return await call_ledger(read)
+    def read(id_: uuid.UUID) -> JsonResponse:
+        with engine().connect() as connection:
+            return JsonResponse(show_task(read_visible_task(connection, token, id_), token))
+
+    return await read_or_show_unsaved(token, parse_task_id(task_id), read)
 
 
 @router.get("/{task_id}/transitions")

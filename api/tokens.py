@@ -51,6 +51,7 @@ class Scope(StrEnum):
     DOCUMENTS_READ = "documents:read"  # the documents of its own principal, and the shared ones
     OPERATE = "operate"  # details of errors: tracebacks, paths, SQL, addresses
     HTTP_REQUEST = "http:request"  # tasks that send a request to a destination of OUTBOX_DESTINATIONS
+    CHAT = "chat"  # /ws/chat, as the user with the name of the token
 
 
 # Built-in types that reach more than the ledger. `tasks:submit` alone does not cover them, on any route.

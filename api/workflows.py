@@ -17,10 +17,18 @@ from starlette.requests import Request
 from api.authorization import require_scope
 from api.json_responses import JsonResponse
 from api.ledger_calls import call_ledger
-from api.submission import read_idempotency_key, receipt, submit_and_commit
+from api.submission import (
+    WantedReceipt,
+    answer_submitted,
+    read_idempotency_key,
+    submit_and_commit,
+    submit_for_receipt,
+)
 from api.tokens import Scope, Token
 from api.visible_errors import show_task
 from models.engine import engine
+from models.errors import Misuse
+from receipts.kinds import WORKFLOWS
 from tasks.operations.listing import FINAL, statuses_of
 from tasks.operations.task_details import StoredTask, read_task
 from tasks.submission.envelope import NewTask
@@ -37,13 +45,19 @@ Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False
 
 
 @router.post("/apply")
-async def apply(request: Request, token: Submitter, wait: Wait = 0) -> JsonResponse:
-    """Answer with the whole task if it is final within `wait` seconds, otherwise with a receipt."""
+async def apply(
+    request: Request, token: Submitter, wait: Wait = 0, receipt: WantedReceipt | None = None
+) -> JsonResponse:
+    """Answer with the whole task if it is final within `wait` seconds, otherwise with what was submitted."""
     raw, key = await request.body(), read_idempotency_key(request)
+    if receipt is not None:
+        if wait:
+            raise Misuse("`wait` and `receipt` exclude each other: follow the receipt at /api/receipts/{id}.")
+        return await submit_for_receipt(token, raw, lambda: NewTask(TYPE, read_json(raw)), key, receipt, kind=WORKFLOWS)
     submitted = await call_ledger(lambda: submit_and_commit(token, NewTask(TYPE, read_json(raw)), key))
     if wait and (task := await _wait_until_final(request, submitted.task_id, wait)):
         return JsonResponse(show_task(task, token))
-    return receipt(submitted)
+    return answer_submitted(submitted)
 
 
 async def _wait_until_final(request: Request, task_id: uuid.UUID, seconds: float) -> StoredTask | None:

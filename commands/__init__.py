@@ -24,6 +24,7 @@ from commands import (
     kafka_worker,
     migrate,
     outbox,
+    receipts,
     reclaim,
     relay,
     show,
@@ -69,8 +70,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, migrate, check, config, handlers, submit, tasks, show, stats, dead_tasks, sinks, documents, reclaim, relay,
-    kafka_worker, outbox, token, bench, chaos, demo,
+    stack, migrate, check, config, handlers, submit, tasks, show, stats, dead_tasks, sinks, receipts, documents,
+    reclaim, relay, kafka_worker, outbox, token, bench, chaos, demo,
 )  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)

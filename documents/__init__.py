@@ -17,6 +17,7 @@ from documents.store import (
     DocumentTooLarge,
     ListedDocument,
     UnknownDocument,
+    check_upload,
     list_documents,
     upload,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Hit",
     "ListedDocument",
     "UnknownDocument",
+    "check_upload",
     "delete",
     "list_documents",
     "search",

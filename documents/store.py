@@ -150,7 +150,7 @@ def upload(session: Db, *, name: str, content: bytes, media_type: str | None = N
     The same content under the same name returns the existing task, whatever its status. Only if that task was discarded
     is a new one submitted. Documents of different principals may have the same name.
     """
-    _check(name, content)
+    check_upload(name, content)
     connection = connection_of(session)
     values = {
         "principal": principal,
@@ -232,7 +232,7 @@ class Superseded(Discard):
         super().__init__("A newer upload has replaced this one, or the document was deleted.")
 
 
-def _check(name: str, content: bytes) -> None:
+def check_upload(name: str, content: bytes) -> None:
     limit = settings.current().document_max_bytes
     if len(content) > limit:
         raise DocumentTooLarge(f"The document has {len(content):,} bytes; the limit is {limit:,} (DOCUMENT_MAX_BYTES).")

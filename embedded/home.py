@@ -59,7 +59,9 @@ class Home:
 
     def _refuse_foreign_folder(self) -> None:
         """Raise HomeUnusable if the folder has other contents: we would change its mode and start servers in it."""
-        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / "secrets.json").exists():
+        ours = {"secrets.json", "receipt-keys"}  # keys may be created before the first start
+        found = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        if found - ours and "secrets.json" not in found:
             raise HomeUnusable(f"{self.path} contains other files: set CELERIAC_HOME to a folder of its own.")
 
     def lock(self) -> bool:

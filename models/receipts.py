@@ -61,6 +61,7 @@ class Receipt(Base):
     code: Mapped[str | None]
     reason: Mapped[str | None]
     entry: Mapped[Json | None]  # what was rejected
+    task_id: Mapped[uuid.UUID | None]  # of a document, whose task is known when it is saved; NULL: the id
 
 
 class ReceiptSwitch(Base):

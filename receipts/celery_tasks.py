@@ -1,25 +1,50 @@
-"""The Celery task that consumes streams. Its queue `receipts` has a worker of its own, because it runs for long.
+"""The Celery tasks that consume streams. Their queue `receipts` has a worker of its own, because they run for long.
 
-Beat sends it every few seconds. A message that finds no free shard ends at once, so each process of the worker holds at
-most one shard, and `-c` of the worker is the number of shards that are consumed at the same time.
+Beat sends each of them every few seconds. A message that finds no free shard ends at once. One that has held a shard
+sends the next message itself, so that the shard is not without a consumer until beat sends again. Each process of the
+worker runs one of them, so `-c` must be at least RECEIPT_SHARDS, twice that with deliver-before-saved, and more for
+your own consumers.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from models.errors import Unreachable
+from receipts.deliver import deliver_any_shard
+from receipts.save import save_any_shard
 from receipts.streams.consume import consume_any_shard
 from tasks.celery import app
-from tasks.core.tick_intervals import HOLD_SHARD_SECONDS
+from tasks.core.tick_intervals import CONSUME_SECONDS, HOLD_SHARD_SECONDS
 
 logger = logging.getLogger(__name__)
 
 
-@app.task(name="receipts.consume")
-def consume() -> None:
-    """Consume a free shard for a limited time, then hand it over."""
+@app.task(name="receipts.save", bind=True)
+def save(self: Any) -> None:
+    """Save accepted messages of a free shard for a limited time, then hand it over."""
+    _hold(self, save_any_shard)
+
+
+@app.task(name="receipts.deliver", bind=True)
+def deliver(self: Any) -> None:
+    """Deliver accepted messages of a free shard for a limited time, then hand it over."""
+    _hold(self, deliver_any_shard)
+
+
+@app.task(name="receipts.consume", bind=True)
+def consume(self: Any) -> None:
+    """Run one of your own consumers on a free shard for a limited time, then hand it over."""
+    _hold(self, consume_any_shard)
+
+
+def _hold(task: Any, run: Callable[[float], bool]) -> None:
     try:
-        consume_any_shard(HOLD_SHARD_SECONDS)
+        held = run(HOLD_SHARD_SECONDS)
     except Unreachable as error:
         logger.warning("The shard is consumed later: %s", error.message)
+        return
+    if held:
+        task.apply_async(expires=CONSUME_SECONDS, ignore_result=True)

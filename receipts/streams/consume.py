@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 import metrics
@@ -44,7 +46,7 @@ from receipts.streams.fault_events import FaultEvent, log_event
 from receipts.streams.participants import participant
 from receipts.streams.repeats import Repeats
 from receipts.streams.shard_lease import ShardLease
-from receipts.streams.source import StreamSource
+from receipts.streams.source import StreamSource, wait_for_any
 from sinks.contract import UnknownSink
 
 LARGEST_CHECKPOINT: Final = 2000  # entries; what they write to Redis lists is stored in one row of the ledger
@@ -59,22 +61,66 @@ def consume_any_shard(seconds: float) -> bool:
 
 def consume(shard: Shard, seconds: float, *, until_idle: bool = False) -> bool:
     """Hold a shard and consume it for some time. Return False if another consumer holds it."""
-    lease = ShardLease.take(engine(), shard, seconds=settings.current().checkpoint_claim_idle_ms / 1000)
-    if lease is None:
-        return False
+    return consume_together([shard], seconds, until_idle=until_idle)
+
+
+def consume_together(
+    shards: Sequence[Shard],
+    seconds: float,
+    *,
+    until_idle: bool = False,
+    every_second: Callable[[], object] = lambda: None,
+) -> bool:
+    """Hold those of the shards that are free and consume them in turn, for some time. Return False if none is free.
+
+    What one of them raises ends the run of all, except a lost lease, which ends only that one.
+    """
+    runs: list[ShardRun] = []
+    ends_at, called_at = time.monotonic() + seconds, 0.0
     try:
-        run = ShardRun(shard, lease)
-    except BaseException:
-        lease.release()
-        raise
-    try:
-        run.begin()
-        run.consume(seconds, until_idle=until_idle)
-    except LeaseLost as error:
-        run.lose(error)
+        runs += _hold_free(shards)
+        if not runs:
+            return False
+        every_second()
+        going = [run for run in runs if run.goes_on(run.begin)]
+        while going and (now := time.monotonic()) < ends_at:
+            if now - called_at >= 1:
+                every_second()
+                called_at = now
+            found = False
+            for run in list(going):
+                if not run.goes_on(run.step):
+                    going.remove(run)
+                found = found or run.has_found
+            if not found and until_idle:
+                break
+            if not found and going:
+                waits = min(run.wait_seconds(time.monotonic(), ends_at) for run in going)
+                if waits > 0:
+                    wait_for_any([run.source for run in going], waits)
+        for run in going:
+            run.goes_on(run.commit_rest)
     finally:
-        run.end()
+        _end_all(runs)
     return True
+
+
+def _hold_free(shards: Sequence[Shard]) -> Iterator[ShardRun]:
+    for shard in shards:
+        lease = ShardLease.take(engine(), shard, seconds=shard.lease_seconds)
+        if lease is not None:
+            try:
+                yield ShardRun(shard, lease)
+            except BaseException:
+                lease.release()
+                raise
+
+
+def _end_all(runs: Sequence[ShardRun]) -> None:
+    """End every run, and raise what the first one raised."""
+    with ExitStack() as stack:
+        for run in reversed(runs):
+            stack.callback(run.end)
 
 
 class ShardRun:
@@ -93,10 +139,14 @@ class ShardRun:
         self._is_decided = False  # the row is written
         self._checkpoint_at = 0.0  # the last one, by `time.monotonic()`
         self._began_at = 0.0
+        self.has_found = False  # entries, in the last step
+        given = shard.consumer.defers_ack
+        self.defers_ack = self.settings.checkpoint_defer_ack if given is None else given
 
     def begin(self) -> None:
         """Take the place of the consumer before: finish its last checkpoint, and restore the state of the handler."""
         self.sinks = {name: participant(name, self.checkpoint) for name in self.shard.consumer.sinks}
+        self.sinks |= {sink.name: sink for sink in self.shard.consumer.own_sinks(self)}
         self.source.open()
         last = checkpoint_rows.newest(self.lease.engine, self.shard)
         if last is None:
@@ -107,15 +157,22 @@ class ShardRun:
         else:
             self._restore(last)
 
-    def consume(self, seconds: float, *, until_idle: bool = False) -> None:
-        """Consume until the time is over, or until no entry is waiting."""
-        ends_at = time.monotonic() + seconds
-        while (now := time.monotonic()) < ends_at:
-            found = self.collect(wait_seconds=0.0 if until_idle else self._wait_seconds(now, ends_at))
-            if self.collected and self._is_due():
-                self.commit()
-            if until_idle and not found:
-                break
+    def goes_on(self, act: Callable[[], object]) -> bool:
+        """Do something, and return whether the shard is still ours."""
+        try:
+            act()
+        except LeaseLost as error:
+            self.lose(error)
+            return False
+        return True
+
+    def step(self) -> None:
+        """Read and handle what is there, and commit it if a checkpoint is due."""
+        self.has_found = self.collect()
+        if self.collected and self._is_due():
+            self.commit()
+
+    def commit_rest(self) -> None:
         if self.collected:
             self.commit()
 
@@ -127,7 +184,8 @@ class ShardRun:
         if not entries:
             return False
         if not self.collected:
-            self.checkpoint.id = self.lease.begin_checkpoint()
+            if self.defers_ack or self.shard.consumer.sinks:  # only these need an id
+                self.checkpoint.id = self.lease.begin_checkpoint()
             self._began_at = time.monotonic()
         self.collected += entries
         if to_handle := self._to_handle(entries):
@@ -140,7 +198,7 @@ class ShardRun:
         """Decide the checkpoint of what was collected, commit it, and acknowledge its entries."""
         self._warn_if_late()
         started_at = time.monotonic()
-        id_, defers = self.checkpoint.id, self.settings.checkpoint_defer_ack
+        id_, defers = self.checkpoint.id, self.defers_ack
         prepared = {name: sink.on_checkpoint_start(id_) for name, sink in self.sinks.items()}
         handles = {name: handle for name, handle in prepared.items() if handle is not None}
         decided = Checkpoint(id_, [entry.id for entry in self.collected], self.state, handles)
@@ -229,11 +287,11 @@ class ShardRun:
         return left
 
     def _is_due(self) -> bool:
-        if not self.settings.checkpoint_defer_ack or len(self.collected) >= LARGEST_CHECKPOINT:
+        if not self.defers_ack or len(self.collected) >= LARGEST_CHECKPOINT:
             return True
         return time.monotonic() >= self._checkpoint_at + self.settings.checkpoint_interval_ms / 1000
 
-    def _wait_seconds(self, now: float, ends_at: float) -> float:
+    def wait_seconds(self, now: float, ends_at: float) -> float:
         """Return how long to wait for entries: at most until the next checkpoint, and until the end of the run."""
         longest = min(self.settings.receipt_block_ms / 1000, self.lease.seconds / 3, ends_at - now)
         if not self.collected:

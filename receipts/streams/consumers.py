@@ -9,14 +9,27 @@ the consumer is its consumer group, so two consumers of one stream each get all 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import settings
 from models.errors import Misuse
 from receipts.streams.entries import Batch
 from tasks.core.holders import holder_of
+
+if TYPE_CHECKING:
+    from receipts.streams.checkpoint_sinks import CheckpointAwareSink
+    from receipts.streams.source import StreamSource
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A condition on which new entries may be read: Lua that sets `is_open`, with further keys and values."""
+
+    lua: str
+    keys: tuple[str, ...]  # KEYS[3] and following
+    values: tuple[str, ...]  # ARGV[6] and following
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,11 @@ class StreamConsumer:
     handler: Callable[[Batch], object]
     sinks: tuple[str, ...] = ()
     shards: int = 1  # streams named `stream:0`, `stream:1`, …; one alone has the name of the stream
+    own_sinks: Callable[[Any], Sequence[CheckpointAwareSink]] = lambda _run: ()  # that SINKS does not name
+    acknowledge: Callable[[StreamSource, Sequence[str]], int] | None = None  # None: XACK
+    gate: Gate | None = None
+    defers_ack: bool | None = None  # None: CHECKPOINT_DEFER_ACK
+    lease_seconds: float | None = None  # None: CHECKPOINT_CLAIM_IDLE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,10 @@ class Shard:
     def stream(self) -> str:
         """The name of the stream in the ledger. It contains the group, because several may read one stream."""
         return f"{self.key}@{self.group}"
+
+    @property
+    def lease_seconds(self) -> float:
+        return self.consumer.lease_seconds or settings.current().checkpoint_claim_idle_ms / 1000
 
 
 _registered: Final[dict[str, StreamConsumer]] = {}

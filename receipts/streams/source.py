@@ -48,12 +48,17 @@ CLAIM: Final = """
 """
 READ: Final = """
     if redis.call('GET', KEYS[2]) ~= ARGV[1] then return false end
+    {gate}
+    if ARGV[5] == '>' and not is_open then return 'closed' end
     local found = redis.call('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', ARGV[4], 'STREAMS', KEYS[1], ARGV[5])
-    return found and found[1][2] or {}
+    return found and found[1][2] or {{}}
 """
+ALWAYS_OPEN: Final = "local is_open = true"
+CLOSED: Final = "closed"
 NEW: Final = ">"
 PATIENCE_SECONDS: Final = 5.0  # for an answer of Redis, beyond the time of a blocking read
 NOT_IDLE_PAUSE_SECONDS: Final = 0.2
+CLOSED_PAUSE_SECONDS: Final = 0.02
 GROUP_EXISTS: Final = "BUSYGROUP"
 
 
@@ -64,7 +69,7 @@ class StreamSource:
         current = settings.current()
         self.shard = shard
         self.lease = lease
-        self.claim_idle_ms = current.checkpoint_claim_idle_ms
+        self.claim_idle_ms = round(shard.lease_seconds * 1000)
         self.place = settings.place(current.redis_url)
         self.client: Any = redis.Redis.from_url(
             current.redis_url,
@@ -76,10 +81,12 @@ class StreamSource:
         )
         self._holder_key = key_beside(shard.key, f"holder:{shard.group}")
         self._claim = self.client.register_script(CLAIM)
-        self._read = self.client.register_script(READ)
+        self.gate = shard.consumer.gate
+        self._read = self.client.register_script(READ.format(gate=self.gate.lua if self.gate else ALWAYS_OPEN))
+        self.is_closed = False  # at the last read, for the gate or for entries of another consumer
         self._is_claimed = False
         self._position = "0"  # in our history, then NEW
-        self._last_id = "0"
+        self.last_id = "0"
 
     def open(self) -> None:
         """Create the group, and let the scripts read for this consumer and no other."""
@@ -89,7 +96,7 @@ class StreamSource:
             if not str(error).startswith(GROUP_EXISTS):
                 raise
         self._become_holder()
-        self._last_id = self._last_delivered_id()
+        self.last_id = self._last_delivered_id()
 
     def read(self, count: int, *, wait_seconds: float) -> list[Entry]:
         """Return the next entries; wait for new ones. An entry without fields was deleted from the stream."""
@@ -99,12 +106,8 @@ class StreamSource:
         if not found and self._position != NEW:
             self._position = NEW
             found = self._read_from(NEW, count)
-        if not found and wait_seconds > 0:
-            milliseconds = max(1, round(wait_seconds * 1000))
-            # This takes nothing. What it finds may have been delivered already, if an operator has moved the group.
-            if self.ask("xread", {self.shard.key: self._last_id}, count=1, block=milliseconds):
-                found = self._read_from(NEW, count)
-                self._last_id = self._last_id if found else self._last_delivered_id()
+        if not found and wait_seconds > 0 and wait_for_any([self], wait_seconds):
+            found = self._read_from(NEW, count)
         return found
 
     def claim_entries(self, ids: Sequence[str]) -> None:
@@ -115,7 +118,15 @@ class StreamSource:
     def acknowledge(self, ids: Iterable[str]) -> int:
         """Acknowledge entries; return how many were not acknowledged before."""
         given = list(ids)
-        return int(self.ask("xack", self.shard.key, self.shard.group, *given)) if given else 0
+        if not given:
+            return 0
+        if self.shard.consumer.acknowledge is not None:
+            return self.shard.consumer.acknowledge(self, given)
+        return int(self.ask("xack", self.shard.key, self.shard.group, *given))
+
+    def run_as_holder(self, script: str, keys: Sequence[str], *values: Any) -> Any:
+        """Run a script that begins by comparing ARGV[1], our token, with KEYS[2], and returns false if they differ."""
+        return self._fenced(self.client.register_script(script), *values, more_keys=keys)
 
     def report_deleted(self, count: int) -> None:
         """Log that entries were deleted from the stream, or trimmed, before their effects."""
@@ -150,6 +161,7 @@ class StreamSource:
         if claimed:
             message = f"Claimed {claimed} entries of a consumer that is gone."
             log_event(FaultEvent.ENTRIES_CLAIMED, message, self.shard, entries=claimed)
+        self.is_closed = others > 0
         if others:
             time.sleep(min(wait_seconds, NOT_IDLE_PAUSE_SECONDS))
             return False
@@ -157,20 +169,46 @@ class StreamSource:
         return True
 
     def _read_from(self, position: str, count: int) -> list[Entry]:
-        rows = self._fenced(self._read, self.shard.group, self.shard.holder, count, position)
+        values, keys = (self.gate.values, self.gate.keys) if self.gate else ((), ())
+        answer = self._fenced(self._read, self.shard.group, self.shard.holder, count, position, *values, more_keys=keys)
+        self.is_closed = answer == CLOSED
+        rows = [] if self.is_closed else answer
         entries = [Entry(id_, _pairs(fields)) for id_, fields in rows]
         if entries and position == NEW:
-            self._last_id = entries[-1].id
+            self.last_id = entries[-1].id
         elif entries:
             self._position = entries[-1].id
         return entries
 
-    def _fenced(self, script: Any, *arguments: Any) -> Any:
+    def _fenced(self, script: Any, *arguments: Any, more_keys: Sequence[str] = ()) -> Any:
         """Run a script. If a stale consumer has written its token, write ours again, provided it is still valid."""
-        keys = [self.shard.key, self._holder_key]
+        keys = [self.shard.key, self._holder_key, *more_keys]
         while (answer := self.ask(script, keys=keys, args=[self.lease.token.hex, *arguments])) is None:
             self._become_holder()
         return answer
+
+
+def wait_for_any(sources: Sequence[StreamSource], seconds: float) -> bool:
+    """Wait until one of the streams has an entry that its group has not read; False if none has in time.
+
+    This takes nothing. What it finds may have been delivered already, if an operator has moved the group; then the next
+    call starts from there. A source that is closed has entries that it may not read yet, so it is not waited for.
+    """
+    open_ones = [source for source in sources if not source.is_closed]
+    if len(open_ones) < len(sources):
+        seconds = min(seconds, CLOSED_PAUSE_SECONDS)
+    if not open_ones:
+        time.sleep(seconds)
+        return True
+    milliseconds = max(1, round(seconds * 1000))
+    found = open_ones[0].ask(
+        "xread", {source.shard.key: source.last_id for source in open_ones}, count=1, block=milliseconds
+    )
+    keys = set(found) if isinstance(found, dict) else {key for key, _ in found or ()}
+    for source in open_ones:
+        if source.shard.key in keys:
+            source.last_id = source._last_delivered_id()
+    return bool(keys) or len(open_ones) < len(sources)
 
 
 def _pairs(fields: list[str] | None) -> dict[str, str]:

@@ -134,6 +134,28 @@ def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitte
         raise
 
 
+def submit_each(
+    session: Db, tasks: Sequence[tuple[uuid.UUID, CheckedTask]]
+) -> list[Submitted | IdempotencyConflict]:
+    """Submit tasks whose ids are known already, in one transaction; a conflict does not undo the others.
+
+    Their ids must not repeat. A type or queue that is unknown raises, and nothing was submitted then.
+    """
+    in_order = sorted(tasks, key=lambda each: (each[1].new.type, each[1].new.key or ""))
+    turns = _draw_turns(session, [checked for _, checked in tasks])
+    turn_of = {} if turns is None else {id_: turn for (id_, _), turn in zip(tasks, turns, strict=True)}
+    found: dict[uuid.UUID, Submitted | IdempotencyConflict] = {}
+    written = _Written()
+    for start in range(0, len(in_order), CHUNK):
+        chunk = in_order[start : start + CHUNK]
+        ids = [id_ for id_, _ in chunk]
+        chunk_turns = None if turns is None else array(turn_of[id_] for id_ in ids)
+        rows = _insert(session, ids, [checked for _, checked in chunk], chunk_turns, written)
+        found |= {row[0]: _existing_or_conflict(*row) for row in rows}
+    wakeups.publish_after_commit(session, written.wakeups)
+    return [found[id_] for id_, _ in tasks]
+
+
 def _submit_checked(session: Db, given: Sequence[CheckedTask]) -> list[Submitted]:
     """Insert the tasks sorted by type and key, so that two calls do not deadlock."""
     if not given:
@@ -178,7 +200,19 @@ class _Written:
 
 
 def _submit_chunk(session: Db, chunk: Sequence[CheckedTask], turns: str | None, written: _Written) -> list[Submitted]:
-    ids = [fresh_id() if each.new.key is None else keyed_id(each.new.type, each.new.key) for each in chunk]
+    ids = [id_of(each.new) for each in chunk]
+    return [_existing(*row) for row in _insert(session, ids, chunk, turns, written)]
+
+
+def id_of(new: NewTask) -> uuid.UUID:
+    """Return the id of a task: the same for every submit of its key, otherwise a new one."""
+    return fresh_id() if new.key is None else keyed_id(new.type, new.key)
+
+
+def _insert(
+    session: Db, ids: Sequence[uuid.UUID], chunk: Sequence[CheckedTask], turns: str | None, written: _Written
+) -> list[tuple[uuid.UUID, str | None, bool]]:
+    """Insert tasks. Return for each its id, its status if it existed before, and whether the payload is the same."""
     values = {
         "ids": array_of_ids(ids),
         "types": array(each.new.type for each in chunk),
@@ -205,9 +239,9 @@ def _submit_chunk(session: Db, chunk: Sequence[CheckedTask], turns: str | None, 
     written.wakeups += ours or ()
     if statuses is None:  # all tasks are new
         written.ids += ids
-        return [Submitted(id_, TaskStatus.QUEUED, created=True) for id_ in ids]
+        return [(id_, None, True) for id_ in ids]
     written.ids += [id_ for id_, status in zip(ids, statuses, strict=True) if status is None]
-    return [_existing(*each) for each in zip(ids, statuses, same, strict=True)]
+    return list(zip(ids, statuses, same, strict=True))
 
 
 def _queues_of(chunk: Sequence[CheckedTask]) -> set[str]:
@@ -238,3 +272,10 @@ def _existing(id_: uuid.UUID, status: str | None, same: bool) -> Submitted:
     if not same:
         raise IdempotencyConflict(id_)
     return Submitted(id_, TaskStatus(status), created=False)
+
+
+def _existing_or_conflict(id_: uuid.UUID, status: str | None, same: bool) -> Submitted | IdempotencyConflict:
+    try:
+        return _existing(id_, status, same)
+    except IdempotencyConflict as conflict:
+        return conflict

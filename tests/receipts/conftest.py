@@ -14,6 +14,7 @@ from receipts.streams import consume
 from sinks.configuration import open_sinks
 from tests.receipts.consuming import StreamUnderTest
 from tests.receipts.places import CREATE, EMPTY, PLACES, StreamPlace
+from tests.receipts.receiving import Receiving
 from tests.servers import ServersOfTests
 from tests.sinks.conftest import configure, other, other_database  # noqa: F401 - fixtures
 
@@ -66,3 +67,13 @@ def without_checkpoints(place: StreamPlace, monkeypatch: pytest.MonkeyPatch) -> 
 def only(*names: str) -> pytest.MarkDecorator:
     """Run a test with these sinks instead of all."""
     return pytest.mark.parametrize("place", names, indirect=True)
+
+
+@pytest.fixture
+def receiving(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiving]:
+    """An installation that answers `accepted`."""
+    monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "true")
+    settings.current.cache_clear()
+    made = Receiving()
+    yield made
+    made.close()

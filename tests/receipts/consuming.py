@@ -109,3 +109,11 @@ def void(_: object) -> None:
 def checkpoints(result: str) -> float:
     """Return the value of `celeriac_checkpoint_total`."""
     return float(metrics.CHECKPOINT_TOTAL.labels(result)._value.get())
+
+
+def consume_until_idle(run: ShardRun) -> None:
+    """Let a consumer do all that there is to do."""
+    run.step()
+    while run.has_found:
+        run.step()
+    run.commit_rest()

@@ -15,7 +15,7 @@ from receipts.streams.entries import Batch
 from sinks.contract import SinkMisused
 from sinks.recovery import recover
 from tests.receipts.conftest import only
-from tests.receipts.consuming import GROUP, StreamUnderTest, checkpoints, void
+from tests.receipts.consuming import GROUP, StreamUnderTest, checkpoints, consume_until_idle, void
 from tests.receipts.places import STREAM
 from tests.tasks.deliveries import scalar
 from tests.tasks.lost_workers import start_child
@@ -132,7 +132,7 @@ def test_a_consumer_that_lost_its_shard_cannot_read_ahead_of_the_new_one(stream:
     with pytest.raises(LeaseLost):
         first.collect()
     first.end()
-    second.consume(10, until_idle=True)
+    consume_until_idle(second)
     second.end()
     assert stream.place.seen() == list(range(COUNT))
 
@@ -146,7 +146,7 @@ def test_a_stale_consumer_that_names_itself_holder_in_redis_does_not_stop_the_ne
     with pytest.raises(LeaseLost):
         first.source._become_holder()
     stream.add(*range(COUNT))
-    second.consume(10, until_idle=True)
+    consume_until_idle(second)
     assert stream.place.seen() == list(range(COUNT))
     first.end()
     second.end()

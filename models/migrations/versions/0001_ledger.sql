@@ -440,6 +440,7 @@ CREATE TABLE ledger.receipt (
     code text,
     reason text,
     entry jsonb,
+    task_id uuid,
     CONSTRAINT pk_receipt PRIMARY KEY (seq),
     CONSTRAINT uq_receipt_id_level UNIQUE (id, level),
     CONSTRAINT ck_receipt_level CHECK (level IN ('saved', 'rejected')),

@@ -1,0 +1,19 @@
+"""The route for the public keys of receipts. It is open: a verifier needs no account."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import APIRouter
+
+from api.json_responses import JsonResponse
+from receipts.keys import public_keys
+
+router = APIRouter()
+PATH: Final = "/.well-known/celeriac-keys.json"
+CACHE: Final = "public, max-age=60"  # a new key should be published for longer than this before it signs
+
+
+@router.get(PATH)
+def read_keys() -> JsonResponse:
+    return JsonResponse(public_keys(), headers={"Cache-Control": CACHE})

@@ -1,0 +1,104 @@
+"""Uploads that get receipts: their messages, and how they are saved (a `Saver`, see `receipts/kinds.py`).
+
+An entry has the fields `id`, `principal`, `clientId`, `sha256` (of the file), `createdAtMs`, `name`, `mediaType` and
+`content`. The task of an upload depends on the revision that it becomes, so its id is known when it is saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+import settings
+from documents.store import upload
+from receipts import kinds, rows
+from receipts.accept import Message
+from receipts.receipt import AOF_ALWAYS, COMMIT, Receipt, from_milliseconds
+from receipts.save_results import Saved, SaveResult
+from receipts.streams.entries import Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that a principal uploads. `client_id` is the idempotency key of the client."""
+
+    principal: str
+    name: str
+    content: bytes
+    media_type: str | None
+    id: uuid.UUID
+    client_id: str | None = None
+
+    @classmethod
+    def of(cls, principal: str, name: str, content: bytes, media_type: str | None, key: str | None) -> Upload:
+        return cls(principal, name, content, media_type, kinds.message_id(kinds.DOCUMENTS, principal, key), key)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    def message(self) -> Message:
+        """Return the message to accept."""
+        fields: dict[str, str | bytes] = {
+            "id": str(self.id),
+            "principal": self.principal,
+            "clientId": self.client_id or "",
+            "sha256": self.sha256,
+            "name": self.name,
+            "mediaType": self.media_type or "",
+            "content": self.content,
+        }
+        return Message(kinds.DOCUMENTS, self.id, self.principal, self.sha256, fields, self.client_id)
+
+
+def row_of(kind: str, entry: Entry) -> rows.Row:
+    fields = entry.fields
+    return rows.Row(
+        uuid.UUID(fields["id"]),
+        kind,
+        fields["principal"],
+        fields["clientId"] or None,
+        fields["sha256"],
+        from_milliseconds(fields["createdAtMs"]),
+        AOF_ALWAYS,
+    )
+
+
+def save(db: Session, kind: str, entries: Sequence[Entry]) -> list[SaveResult]:
+    """Store documents one after the other, as their order decides about revisions."""
+    return [_save(db, _read(entry), row_of(kind, entry)) for entry in entries]
+
+
+def save_now(db: Session, given: Upload, *, ordered: bool) -> Receipt:
+    """Save an upload without the receipt log, and return its receipt `saved`."""
+    row = rows.Row(
+        given.id, kinds.DOCUMENTS, given.principal, given.client_id, given.sha256, None, COMMIT, ordered=ordered
+    )
+    saved = _save(db, given, row)
+    receipt = rows.receipt_of(row, saved, settings.current().receipt_promise_seconds)
+    if saved.is_new:
+        return receipt
+    return replace(rows.find(db.connection(), given.id) or receipt, duplicate=True)
+
+
+def _save(db: Session, given: Upload, row: rows.Row) -> Saved:
+    """Store an upload unless it was stored before: a newer file may have replaced it meanwhile."""
+    known = rows.read_saved(db, [given.id])
+    if known:
+        return known[given.id]
+    submitted = upload(
+        db, name=given.name, content=given.content, media_type=given.media_type, principal=given.principal
+    )
+    row = replace(row, task_id=submitted.task_id)
+    return rows.insert(db, [row], settings.current().receipt_promise_seconds)[given.id]
+
+
+def _read(entry: Entry) -> Upload:
+    fields = entry.fields
+    content = fields["content"].encode(errors="surrogateescape")
+    media_type, client_id = fields["mediaType"] or None, fields["clientId"] or None
+    return Upload(fields["principal"], fields["name"], content, media_type, uuid.UUID(fields["id"]), client_id)

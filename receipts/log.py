@@ -1,0 +1,145 @@
+"""The receipt log as the API uses it: a Redis that is checked for durability, and errors that say what is wrong.
+
+Each new connection is checked before its first use, and the server again every few seconds, because its configuration
+can be changed while it runs. A command is repeated once on a new connection: every command that is sent here may be
+repeated. An outage is logged once when it begins (CRITICAL) and once when it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+import settings
+from receipts import durability
+from receipts.errors import NotDurable, ReceiptLogUnreachable, ReceiptsFull
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 5.0
+MEMORY_SHARE: Final = 0.9  # of maxmemory; beyond it nothing is accepted
+CONNECTIONS: Final = 64
+
+
+class ReceiptLog:
+    """The connections of one process. It belongs to the event loop in which it is used first."""
+
+    def __init__(self) -> None:
+        self.url = settings.current().redis_url
+        self.place = settings.place(self.url)
+        pool = ConnectionPool.from_url(
+            self.url,
+            decode_responses=True,
+            encoding_errors="surrogateescape",
+            max_connections=CONNECTIONS * 8,
+            socket_connect_timeout=ANSWER_SECONDS,
+            socket_timeout=ANSWER_SECONDS,
+            redis_connect_func=self._connect,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self.client: Any = Redis(connection_pool=pool)
+        self._scripts: dict[str, Any] = {}
+        self._checked_at = 0.0
+        self._is_full = False
+        self._is_down = False
+
+    async def run(self, script: str, keys: Sequence[str], values: Sequence[Any]) -> Any:
+        """Run a script of `lua.py`; raise ReceiptLogUnreachable, NotDurable or ReceiptsFull."""
+        found = self._scripts.get(script)
+        if found is None:
+            found = self._scripts[script] = self.client.register_script(script)
+        return await self._ask(lambda: found(keys=keys, args=values))
+
+    async def call(self, command: str, *given: Any, **options: Any) -> Any:
+        """Call a method of the client."""
+        return await self._ask(lambda: getattr(self.client, command)(*given, **options))
+
+    async def require_durable(self) -> None:
+        """Raise NotDurable, or ReceiptsFull if memory runs out. Asks the server every CHECK_SECONDS only."""
+        if time.monotonic() - self._checked_at > CHECK_SECONDS:
+            await self._ask(self._check)
+            self._checked_at = time.monotonic()
+        if self._is_full:
+            raise ReceiptsFull("The receipt log has used up nearly all of its memory; try again later.")
+
+    async def close(self) -> None:
+        await self.client.aclose(close_connection_pool=True)
+
+    async def _ask(self, ask: Any) -> Any:
+        try:
+            try:
+                answer = await ask()
+            except (redis.ConnectionError, redis.TimeoutError):
+                answer = await ask()  # a connection of the pool may be older than the last restart of the server
+        except redis.OutOfMemoryError:
+            raise ReceiptsFull("The receipt log has no memory left; try again later.") from None
+        except NotDurable as error:
+            self._begin_outage(error)
+            raise
+        except (redis.RedisError, OSError) as error:
+            message = f"The receipt log at {self.place} is unreachable: {str(error).rstrip('.')}."
+            unreachable = ReceiptLogUnreachable(message)
+            self._begin_outage(unreachable)
+            raise unreachable from None
+        self._end_outage()
+        return answer
+
+    async def _connect(self, connection: Any) -> None:
+        """Log in, and check the server: after a restart it may be another one, or have another configuration."""
+        await connection.on_connect()
+        found: dict[str, str | None] = {}
+        for name in durability.READ:
+            await connection.send_command("CONFIG", "GET", name)
+            try:
+                found |= _pairs(await connection.read_response())
+            except redis.ResponseError as error:
+                if isinstance(error, redis.BusyLoadingError):
+                    raise
+                found[name] = None
+        try:
+            self._refuse(found)
+        except NotDurable:
+            await connection.disconnect()  # the pool would keep it open
+            raise
+
+    async def _check(self) -> None:
+        found: dict[str, str | None] = {}
+        for name in durability.READ:
+            try:
+                found |= await self.client.config_get(name)
+            except redis.ResponseError:
+                found[name] = None
+        self._refuse(found)
+        memory = await self.client.info("memory")
+        limit = int(memory.get("maxmemory", 0))
+        self._is_full = bool(limit) and int(memory["used_memory"]) > limit * MEMORY_SHARE
+
+    def _refuse(self, found: dict[str, str | None]) -> None:
+        if fault := durability.fault_of(found):
+            self._checked_at = 0.0
+            raise NotDurable(f"The Redis at {self.place} may lose what it has answered: {fault}.")
+
+    def _begin_outage(self, error: ReceiptLogUnreachable) -> None:
+        if not self._is_down:
+            self._is_down = True
+            logger.critical("%s", error.message, extra={"event": "receipt_log_down", "code": error.code})
+
+    def _end_outage(self) -> None:
+        if self._is_down:
+            self._is_down = False
+            logger.warning("The receipt log answers again.", extra={"event": "receipt_log_up"})
+
+
+def _pairs(answer: Any) -> dict[str, str | None]:
+    """Return the answer of CONFIG GET: pairs as a flat list, or as a map in the third version of the protocol."""
+    if isinstance(answer, dict):
+        return answer
+    return dict(zip(answer[::2], answer[1::2], strict=True))

@@ -1,0 +1,206 @@
+"""Save accepted messages: read them from the streams in batches, write them into the ledger, and tell the sender.
+
+    read       a batch of one shard, in order (`streams/source.py`)
+    save       one transaction that holds the shard: messages, and their receipts (`save_batch.py`)
+    tell       the claim in Redis says `saved` or `rejected`, and frames go to users who are connected
+    XACK       the entries are acknowledged, and deleted when every group has passed them
+
+    died before the commit    the next saver reads the same entries
+    died after the commit     the next saver reads them, finds the messages in the ledger, and tells again
+    the shard was lost        the transaction finds another token and writes nothing
+    the ledger is down        the entries wait; `accept` goes on until a stream has RECEIPT_STREAM_LIMIT entries
+
+One saver serves one shard number of every kind, so RECEIPT_SHARDS is the number of savers that work at once. For chats
+it reads the accepted stream, or the stream to save, according to deliver-before-saved; conditions in the read script
+(`lua.py`) keep the order of each sender when that is switched.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+
+import metrics
+import settings
+from failpoint import failpoint
+from models.engine import autocommit, engine
+from models.errors import Unreachable
+from models.guarded_session import GuardedSession
+from models.receipts import Level
+from receipts import chat_messages, frames, kinds, lua, switches
+from receipts.receipt import Receipt, milliseconds
+from receipts.save_batch import Settled, save_batch
+from receipts.streams.checkpoint_sinks import CheckpointAwareSink, Handle
+from receipts.streams.consume import ShardRun, consume_together
+from receipts.streams.consumers import Gate, Shard, StreamConsumer
+from receipts.streams.entries import Batch, Entry
+from receipts.streams.source import StreamSource
+
+logger = logging.getLogger(__name__)
+
+LEASE_SECONDS: Final = 10.0  # after which another saver takes over from one that was killed
+SINK: Final = "ledger"
+
+
+def save_any_shard(seconds: float, *, until_idle: bool = False) -> bool:
+    """Save what is in the shards of a free number, for some time. Return False if other savers have all of them."""
+    numbers = list(range(settings.current().receipt_shards))
+    random.shuffle(numbers)
+    refresh = Refresh()
+    return any(
+        consume_together(shards_of(number), seconds, until_idle=until_idle, every_second=refresh) for number in numbers
+    )
+
+
+def shards_of(number: int) -> list[Shard]:
+    """Return the shards with this number, of all streams that a saver reads."""
+    return [Shard.of(consumer, number) for consumer in consumers(number)]
+
+
+def consumers(number: int) -> list[StreamConsumer]:
+    """Return the savers of all streams; the gate of the chats is that of one shard number."""
+    current = settings.current()
+    save, deliver = kinds.group_of(current.receipt_group_save), kinds.group_of(current.receipt_group_deliver)
+    to_save = current.receipt_stream_to_save
+    gate = Gate(lua.GATE_SAVE_ACCEPTED, (kinds.switches_key(), kinds.shard_key(to_save, number)), (save, deliver))
+    made = [_consumer(kinds.CHAT, kinds.accepted_stream(kinds.CHAT), other_group=deliver, gate=gate)]
+    made.append(_consumer(kinds.CHAT, to_save, is_delivered=True))
+    made += [_consumer(kind, kinds.accepted_stream(kind)) for kind in kinds.SAVERS if kind != kinds.CHAT]
+    return made
+
+
+def _consumer(
+    kind: str, stream: str, *, other_group: str = "", gate: Gate | None = None, is_delivered: bool = False
+) -> StreamConsumer:
+    current = settings.current()
+    return StreamConsumer(
+        current.receipt_group_save,
+        stream,
+        _collect,
+        shards=current.receipt_shards,
+        own_sinks=lambda run: [SavingSink(kind, run, is_delivered=is_delivered)],
+        acknowledge=lambda source, ids: acknowledge(source, ids, other_group=other_group, other_off="off"),
+        gate=gate,
+        defers_ack=False,  # the transaction of the batch is the checkpoint
+        lease_seconds=LEASE_SECONDS,
+    )
+
+
+def _collect(batch: Batch) -> None:
+    batch.sink(SINK).add(batch.entries)
+
+
+def acknowledge(source: StreamSource, ids: Sequence[str], *, other_group: str, other_off: str) -> int:
+    """Acknowledge entries, and delete what every group has passed."""
+    keys = [kinds.switches_key()]
+    return int(source.run_as_holder(lua.ACKNOWLEDGE, keys, source.shard.group, other_group, other_off, *ids))
+
+
+class Refresh:
+    """Copies the switches of the ledger to Redis, so that a change takes effect within a second or two."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+
+    def __call__(self) -> None:
+        if self.client is None:
+            self.client = redis.Redis.from_url(settings.current().redis_url, decode_responses=True, socket_timeout=5)
+        with autocommit(engine()) as connection:
+            found = switches.read_switches(connection)
+        try:
+            if switches.copy_to_log(self.client, found):
+                word = "delivered before they are saved" if found.deliver_before_saved else "saved before delivery"
+                logger.warning("From now on, messages are %s.", word, extra={"event": "receipt_delivery_switched"})
+        except redis.RedisError as error:
+            raise Unreachable(f"The receipt log is unreachable: {error}.") from None
+
+
+class SavingSink(CheckpointAwareSink):
+    """The ledger as the sink of one shard: a batch is written by the transaction that decides its checkpoint."""
+
+    def __init__(self, kind: str, run: ShardRun, *, is_delivered: bool) -> None:
+        super().__init__(SINK)
+        self.kind = kind
+        self.run = run
+        self.is_delivered = is_delivered  # the receiver got the message before it was saved
+        self.entries: list[Entry] = []
+        self.results: list[Settled] = []
+
+    @property
+    def writer(self) -> SavingSink:
+        return self
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        self.entries += entries
+
+    def on_checkpoint_start(self, _checkpoint_id: int, /) -> Handle | None:
+        return None
+
+    def write(self, db: GuardedSession) -> None:
+        failpoint("receipts.before_save")
+        self.results = save_batch(db, self.kind, self.entries)
+
+    def on_checkpoint_complete(self, _checkpoint_id: int, /) -> None:
+        failpoint("receipts.after_save")
+        if self.results:
+            self._tell()
+            _count(self.results)
+        self.entries, self.results = [], []
+
+    def on_checkpoint_abort(self, _checkpoint_id: int, /) -> None:
+        if self.entries:
+            metrics.RECEIPT_FAILURES_TOTAL.labels("save").inc()
+        self.entries, self.results = [], []
+
+    def on_checkpoint_restore(self, _checkpoint_id: int, _handle: Handle, /) -> None:
+        """Do nothing: a batch is written and acknowledged, or read again."""
+
+    def _tell(self) -> None:
+        """Update the claims, and publish frames for the users of chats."""
+        keys = [kinds.claim_key(each.receipt.id) for each in self.results]
+        values: list[Any] = [settings.current().receipt_claim_seconds]
+        for each in self.results:
+            values += _values_of(each.receipt)
+        if self.kind == kinds.CHAT:
+            for each in self.results:
+                values += _pushes(each, is_delivered=self.is_delivered)
+        source = self.run.source
+        source.ask(source.client.register_script(lua.SETTLE), keys=keys, args=values)
+
+
+def _values_of(receipt: Receipt) -> list[Any]:
+    """Return what the script `SETTLE` writes into a claim."""
+    at = milliseconds(receipt.saved_at) if receipt.saved_at else ""
+    told = [receipt.code or "", receipt.reason or "", str(receipt.task_id or "")]
+    return [receipt.sha256, receipt.level.value, receipt.ledger_seq, at, *told]
+
+
+def _pushes(settled: Settled, *, is_delivered: bool) -> list[str]:
+    """Return pairs of a channel and a frame: the receipt for the sender, and the message for the receiver."""
+    try:
+        message = chat_messages.read_entry(settled.entry)
+    except (KeyError, ValueError):
+        return []  # the entry was rejected, and does not say who sent it
+    pairs = [frames.channel_of(message.sender), frames.encode(frames.receipt_frame(message, settled.receipt))]
+    if settled.receipt.level is Level.SAVED and not is_delivered:
+        pairs += [frames.channel_of(message.receiver), frames.encode(frames.message_frame(message))]
+    return pairs
+
+
+def _count(results: Sequence[Settled]) -> None:
+    new = [each.receipt for each in results if each.is_new]
+    metrics.RECEIPT_FAILURES_TOTAL.labels("duplicate").inc(len(results) - len(new))
+    lags = []
+    for receipt in new:
+        metrics.RECEIPTS_TOTAL.labels(receipt.level.value).inc()
+        if receipt.saved_at is not None:
+            lags.append(max(0.0, (receipt.saved_at - receipt.accepted_at).total_seconds()))
+    metrics.observe_many(metrics.RECEIPT_SAVE_LAG_SECONDS, lags)
+    if late := sum(lag > settings.current().receipt_promise_seconds for lag in lags):
+        metrics.RECEIPT_PROMISES_MISSED_TOTAL.inc(late)
+        fields = {"event": "receipt_promise_missed", "count": late}
+        logger.error("%d messages were saved later than promised.", late, extra=fields)

@@ -1,0 +1,112 @@
+"""Save a batch of entries: each of them ends with a receipt `saved` or `rejected`.
+
+Both are written by the transaction of the batch. If the batch fails because of an entry, it is saved in halves, so that
+one bad entry does not stop the others. An outage, a lock or a lost shard is nobody's fault: it is raised, and the batch
+is saved again later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from sqlalchemy.exc import DataError, IntegrityError
+
+import settings
+from models.database_errors import translate
+from models.driver_values import storable
+from models.errors import CeleriacError, LeaseLost, LedgerBusy, Unreachable
+from models.guarded_session import GuardedSession
+from models.ledger_outage import asks_to_repeat, is_outage
+from models.receipts import Level
+from receipts import kinds, rows
+from receipts.receipt import AOF_ALWAYS, Receipt, from_milliseconds
+from receipts.save_results import Rejected, Saved, SaveResult
+from receipts.streams.entries import Entry
+from tasks.core.task_ids import keyed_id
+
+logger = logging.getLogger(__name__)
+
+BAD_ENTRY: Final = "bad_entry"
+NOT_STORABLE: Final = "not_storable"
+SHOWN_CHARACTERS: Final = 10_000  # of each field of an entry that was rejected
+UNKNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """An entry with its receipt; `is_new` is False if it was saved before this batch."""
+
+    entry: Entry
+    receipt: Receipt
+    is_new: bool
+
+
+def save_batch(db: GuardedSession, kind: str, entries: Sequence[Entry]) -> list[Settled]:
+    """Save entries of one kind in the transaction of `db`, and reject those that can never be saved."""
+    if not entries:
+        return []
+    try:
+        with db.begin_nested():
+            results = kinds.saver_of(kind).save(db, kind, entries)
+            return [_settle(db, kind, *each) for each in zip(entries, results, strict=True)]
+    except Exception as error:
+        if not _is_fault_of_an_entry(error):
+            raise
+        if len(entries) == 1:
+            return [_settle(db, kind, entries[0], _rejected(error))]
+        middle = len(entries) // 2
+        return [*save_batch(db, kind, entries[:middle]), *save_batch(db, kind, entries[middle:])]
+
+
+def _settle(db: GuardedSession, kind: str, entry: Entry, result: SaveResult) -> Settled:
+    row, promise = _row_of(kind, entry), settings.current().receipt_promise_seconds
+    if isinstance(result, Saved):
+        return Settled(entry, rows.receipt_of(row, result, promise), result.is_new)
+    shown = {name: storable(value[:SHOWN_CHARACTERS]) for name, value in entry.fields.items()}
+    code, reason = result.code, result.reason
+    seq, at = rows.reject(db, row, promise, code=code, reason=reason, entry=shown, notify=_notify_of(entry))
+    receipt = replace(rows.receipt_of(row, Saved(seq, at), promise), level=Level.REJECTED, code=code, reason=reason)
+    fields = {"event": "receipt_rejected", "code": result.code, "kind": kind}
+    logger.error("The message %s was rejected: %s", row.id, result.reason, extra=fields)
+    return Settled(entry, receipt, is_new=True)
+
+
+def _is_fault_of_an_entry(error: Exception) -> bool:
+    if isinstance(error, LeaseLost | LedgerBusy | Unreachable) or is_outage(error) or asks_to_repeat(error):
+        return False
+    if isinstance(translate(error), LedgerBusy | Unreachable):
+        return False
+    return isinstance(error, CeleriacError | DataError | IntegrityError | ValueError | KeyError | TypeError)
+
+
+def _rejected(error: Exception) -> Rejected:
+    match error:
+        case CeleriacError():
+            return Rejected(error.code, error.message)
+        case DataError() | IntegrityError():
+            return Rejected(NOT_STORABLE, f"PostgreSQL cannot store it: {str(error.orig).partition(chr(10))[0]}.")
+    return Rejected(BAD_ENTRY, f"The entry cannot be read: {type(error).__name__} {error}.")
+
+
+def _row_of(kind: str, entry: Entry) -> rows.Row:
+    """Return what the receipt says, also for an entry that was not written by `accept`."""
+    try:
+        return kinds.saver_of(kind).row_of(kind, entry)
+    except (ValueError, KeyError, TypeError):
+        at = from_milliseconds(entry.id.partition("-")[0])
+        id_ = keyed_id("entry", f"{kind} {entry.id}")
+        return rows.Row(id_, kind, UNKNOWN, None, UNKNOWN, min(at, datetime.now(UTC)), AOF_ALWAYS)
+
+
+def _notify_of(entry: Entry) -> str | None:
+    """Return the destination that an entry asks to notify, if there is such a destination."""
+    try:
+        given = json.loads(entry.fields["task"]).get("notify")
+    except (ValueError, KeyError, AttributeError):
+        return None
+    return given if isinstance(given, str) and given in settings.current().outbox_destinations else None

@@ -1,0 +1,134 @@
+"""Tasks and workflows that get receipts: their messages, and how batches of them are saved.
+
+An entry has the fields `id`, `principal`, `clientId`, `sha256`, `createdAtMs` and `task`: the task as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy.orm import Session
+
+import settings
+from models.errors import CeleriacError
+from outbox.canonical_json import canonical_json
+from receipts import kinds, rows
+from receipts.accept import Message
+from receipts.receipt import AOF_ALWAYS, COMMIT, Receipt, from_milliseconds
+from receipts.save_results import Rejected, Saved, SaveResult
+from receipts.streams.entries import Entry
+from tasks.submission.envelope import CheckedTask, NewTask, check_task
+from tasks.submission.submit import IdempotencyConflict, Submitted, id_of, submit_each
+
+ID: Final = "id"
+TASK: Final = "task"
+
+
+def payload_sha(payload: Any) -> str:
+    """Return the hash that a receipt has: SHA-256 of the payload's canonical JSON."""
+    return hashlib.sha256(canonical_json(payload).encode()).hexdigest()
+
+
+def message_of(new: NewTask, *, principal: str, client_id: str | None, kind: str = kinds.TASKS) -> Message:
+    """Return the message that accepts a task, or raise Misuse. `client_id` is the idempotency key of the client."""
+    check_task(new)
+    id_, sha = id_of(new), payload_sha(new.payload)
+    written = {
+        "type": new.type,
+        "payload": new.payload,
+        "key": new.key,
+        "queue": new.queue,
+        "priority": new.priority,
+        "run_at": new.run_at.isoformat() if isinstance(new.run_at, datetime) else None,
+        "partition_key": new.partition_key,
+        "max_attempts": new.max_attempts,
+        "context": dict(new.context),
+        "notify": new.notify,
+    }
+    fields: dict[str, str | bytes] = {
+        ID: str(id_),
+        "principal": principal,
+        "clientId": client_id or "",
+        "sha256": sha,
+        TASK: json.dumps(written, ensure_ascii=False, separators=(",", ":")),
+    }
+    return Message(kind, id_, principal, sha, fields, client_id)
+
+
+def save_now(db: Session, message: Message, new: NewTask, *, ordered: bool) -> Receipt:
+    """Save a task without the receipt log, and return its receipt `saved`; raise IdempotencyConflict."""
+    (found,) = submit_each(db, [(message.id, check_task(new))])
+    if isinstance(found, IdempotencyConflict):
+        raise found
+    row = rows.Row(
+        message.id, message.kind, message.sender, message.client_id, message.sha256, None, COMMIT, ordered=ordered
+    )
+    promise = settings.current().receipt_promise_seconds
+    saved = rows.insert(db, [row], promise)[message.id]
+    receipt = rows.find(db.connection(), message.id) if not saved.is_new else None
+    return replace(receipt, duplicate=True) if receipt else rows.receipt_of(row, saved, promise)
+
+
+def save(db: Session, kind: str, entries: Sequence[Entry]) -> list[SaveResult]:
+    """Write tasks, their wake-ups and their receipts into the ledger: one statement for the tasks, one for receipts."""
+    given = [_read(kind, entry) for entry in entries]
+    once: dict[uuid.UUID, _Given] = {}  # a message may be in a batch twice; the first one counts
+    for each in given:
+        if isinstance(each, _Given):
+            once.setdefault(each.row.id, each)
+    submitted = dict(zip(once, submit_each(db, [(id_, each.checked) for id_, each in once.items()]), strict=True))
+    accepted = [once[id_].row for id_, found in submitted.items() if isinstance(found, Submitted)]
+    saved = rows.insert(db, accepted, settings.current().receipt_promise_seconds)
+    return [_result(each, once, submitted, saved) for each in given]
+
+
+def row_of(kind: str, entry: Entry) -> rows.Row:
+    fields = entry.fields
+    return rows.Row(
+        uuid.UUID(fields[ID]),
+        kind,
+        fields["principal"],
+        fields["clientId"] or None,
+        fields["sha256"],
+        from_milliseconds(fields["createdAtMs"]),
+        AOF_ALWAYS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A task that was read from an entry."""
+
+    row: rows.Row
+    checked: CheckedTask
+
+
+def _read(kind: str, entry: Entry) -> _Given | Rejected:
+    written = json.loads(entry.fields[TASK])
+    run_at = written.pop("run_at")
+    new = NewTask(**written, run_at=run_at and datetime.fromisoformat(run_at))
+    try:
+        return _Given(row_of(kind, entry), check_task(new))
+    except CeleriacError as error:
+        return Rejected(error.code, error.message)
+
+
+def _result(
+    given: _Given | Rejected,
+    once: dict[uuid.UUID, _Given],
+    submitted: dict[uuid.UUID, Submitted | IdempotencyConflict],
+    saved: dict[uuid.UUID, Saved],
+) -> SaveResult:
+    if isinstance(given, Rejected):
+        return given
+    found = submitted[given.row.id]
+    if isinstance(found, IdempotencyConflict) or once[given.row.id].checked.payload != given.checked.payload:
+        conflict = IdempotencyConflict(given.row.id)
+        return Rejected(conflict.code, conflict.message)
+    return replace(saved[given.row.id], is_new=found.created)

@@ -1,0 +1,35 @@
+"""From `accepted` to `saved`: every message that was accepted is in the ledger once, or has a receipt `rejected`."""
+
+from __future__ import annotations
+
+from models.engine import engine
+from models.receipts import Level
+from receipts import rows
+from receipts.chat_messages import ChatMessage
+from receipts.save import save_any_shard
+from tasks.submission.envelope import NewTask
+from tests.receipts.receiving import Receiving
+from tests.tasks.deliveries import scalar
+
+
+def test_a_chat_message_is_accepted_and_then_saved(receiving: Receiving) -> None:
+    message = ChatMessage("ann", "bob", "1", "hello")
+    receipt = receiving.chat(message)
+    assert (receipt.level, receipt.id, receipt.duplicate) == (Level.ACCEPTED, message.id, False)
+    assert save_any_shard(10, until_idle=True)
+    assert scalar("SELECT body FROM ledger.chat_message") == "hello"
+    with engine().connect() as connection:
+        saved = rows.find(connection, message.id)
+    assert saved is not None
+    assert (saved.level, saved.sha256, saved.client_id) == (Level.SAVED, receipt.sha256, "1")
+    again = receiving.chat(message)
+    assert (again.level, again.duplicate, again.ledger_seq) == (Level.SAVED, True, saved.ledger_seq)
+    assert receiving.is_empty()
+
+
+def test_a_task_is_accepted_and_then_saved(receiving: Receiving) -> None:
+    receipt = receiving.task(NewTask("demo.flaky", {"n": 1}, key="one"))
+    assert receipt.level is Level.ACCEPTED
+    assert save_any_shard(10, until_idle=True)
+    assert scalar("SELECT count(*) FROM ledger.ingest_task WHERE id = :id", id=receipt.id) == 1
+    assert receiving.is_empty()
