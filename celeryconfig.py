@@ -101,6 +101,7 @@ task_routes = {  # the first match wins
     "tasks.ingest": {"queue": _queue("ingest"), "routing_key": _queue("ingest")},
     "tasks.*": {"queue": _queue("system"), "routing_key": _queue("system")},
     "outbox.*": {"queue": _queue("system"), "routing_key": _queue("system")},
+    "receipts.tick": {"queue": _queue("system"), "routing_key": _queue("system")},
     "receipts.*": {"queue": _queue("receipts"), "routing_key": _queue("receipts")},
 }
 
@@ -124,7 +125,6 @@ beat_schedule = {  # a tick may be sent twice or get lost; both are harmless
         ("relay", "outbox.relay", intervals()["relay"]),
         ("reclaim", "tasks.reclaim", intervals()["reclaim"]),
         ("prune", "tasks.prune", intervals()["prune"]),
-        # Only if there are streams: otherwise no worker takes these messages.
-        *([("consume", "receipts.consume", CONSUME_SECONDS)] if current().consumes_streams else []),
+        ("receipts", "receipts.tick", CONSUME_SECONDS),
     )
 }

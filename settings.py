@@ -274,11 +274,6 @@ class Settings(BaseSettings):
         return name if self.ledger_schema == DEFAULT_SCHEMA else f"{self.ledger_schema}.{name}"
 
     @property
-    def consumes_streams(self) -> bool:
-        """Return True if there are streams to consume, so that beat and a worker are needed for them."""
-        return self.receipt_two_phase_enabled
-
-    @property
     def home(self) -> Path:
         return ROOT / self.celeriac_home.expanduser()  # an absolute path replaces ROOT
 

@@ -18,6 +18,7 @@ LATE_TICKS: Final = 4
 
 
 def check(settings: Settings) -> Iterator[Finding]:
+    from receipts.needed_consumers import needed_consumers  # noqa: PLC0415
     from tasks import broker  # noqa: PLC0415 - a foreign `tasks` package must not stop the other checks
     from tasks.celery import app  # noqa: PLC0415
 
@@ -28,7 +29,7 @@ def check(settings: Settings) -> Iterator[Finding]:
         yield ok("workers", ", ".join(sorted(consumed)))
         declared = {queue.name for queue in app.conf.task_queues}
         queues = settings.ingest_queues if settings.ingest_queue == "kafka" else ()
-        unused = () if settings.consumes_streams else ("receipts",)
+        unused = () if list(needed_consumers()) else ("receipts",)
         not_needed = {settings.broker_queue(name) for name in (*queues, *unused)}
         yield from _check_queues(consumed, declared, declared - not_needed)
     yield from _check_types()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from commands import times
+from commands import receipt_streams, times
 from commands.options import Json
 from commands.output import format_time, format_time_utc, print_json
 from commands.plain_lines import plain, print_lines
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from receipts.keys import KeyFolder
     from receipts.signing import NotGenuine
 
-GROUP_HELP: Final = """Receipts: verify them, and list, rotate and retire the keys that sign them.
-
-Example: `manage.py receipts verify receipt.json`
-"""
 KEYS_HELP: Final = """List the keys that sign receipts. The JSON is what `/.well-known/celeriac-keys.json` shows.
 
 Example: `manage.py receipts keys --json > celeriac-keys.json`
@@ -67,7 +63,8 @@ Delay = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help=GROUP_HELP)
+    group = typer.Typer()
+    receipt_streams.add_commands(group)
     add_commands(group)
     app.add_typer(group, name="receipts")
 

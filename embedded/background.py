@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from child_process import ChildProcess, OwnProcess, StartFailed
 from embedded.home import Home
-from embedded.roles import OPTIONAL_ROLES, ROLES, STOP_ORDER, SUPERVISOR
+from embedded.roles import ROLES, STOP_ORDER, SUPERVISOR
 from embedded.shutdown import PATIENCE_SECONDS, stop_programs
 from models.errors import Unreachable
 from settings import ROOT, SERVER_VARIABLES, Settings
@@ -97,7 +97,7 @@ def status(settings: Settings) -> list[Status]:
     """Return every program that was started, and whether it runs now."""
     home = Home(settings.home)
     lines = []
-    for role in (SUPERVISOR, *ROLES, *OPTIONAL_ROLES):
+    for role in (SUPERVISOR, *ROLES):
         process = OwnProcess.read(home.pid_file(role))
         if process is None:
             continue

@@ -7,8 +7,7 @@ from typing import Final
 
 SUPERVISOR: Final = "supervisor"
 SERVER_ROLES: Final = ("postgres", "redis-broker", "redis-receipts")
-ROLES: Final = (*SERVER_ROLES, "worker", "system", "api", "flower", "beat")
-OPTIONAL_ROLES: Final = ("receipts",)  # runs if there are streams to consume
+ROLES: Final = (*SERVER_ROLES, "worker", "system", "receipts", "api", "flower", "beat")
 
 # First the ticks stop, then the work, then the servers. The roles of one step are stopped together.
 STOP_ORDER: Final = (("beat",), ("worker", "system", "receipts", "api", "flower"), SERVER_ROLES)

@@ -81,10 +81,10 @@ def _programs(
     yield Program("worker", [*celery, "worker", "-n", "ingest@%h", "-X", not_ours, "-c", "2", *quiet_start], shared)
     system = shared | ({"WORKER_METRICS_PORT": str(port + 1)} if (port := settings.worker_metrics_port) else {})
     yield Program("system", [*celery, "worker", "-n", "system@%h", "-Q", ticks, "-c", "1", *quiet_start], system)
-    if settings.consumes_streams:
-        consumers = shared | {"WORKER_METRICS_PORT": "0"}  # the ports beside it are taken
-        receipts = [*celery, "worker", "-n", "receipts@%h", "-Q", streams, "-c", "2", *quiet_start]
-        yield Program("receipts", receipts, consumers)
+    consumers = shared | {"WORKER_METRICS_PORT": "0"}  # the ports beside it are taken
+    processes = str(2 * settings.receipt_shards)  # savers and deliverers
+    receipts = [*celery, "worker", "-n", "receipts@%h", "-Q", streams, "-c", processes, *quiet_start]
+    yield Program("receipts", receipts, consumers)
     yield Program(
         "api",
         [

@@ -89,14 +89,6 @@ LIST: Final = sql(f"""
     WHERE (CAST(:level AS text) IS NULL OR level = :level) AND (CAST(:before AS bigint) IS NULL OR seq < :before)
     ORDER BY seq DESC LIMIT :limit
 """)
-PRUNE: Final = sql("""
-    WITH old AS MATERIALIZED (
-        SELECT seq FROM ledger.receipt
-        WHERE saved_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours)
-        ORDER BY saved_at LIMIT :batch FOR UPDATE SKIP LOCKED),
-    gone AS (DELETE FROM ledger.receipt USING old WHERE receipt.seq = old.seq RETURNING receipt.seq)
-    SELECT count(*) FROM gone
-""")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import yaml
 import commands
 import settings
 from embedded.postgres import CONFIGURATION
-from embedded.roles import OPTIONAL_ROLES, ROLES, SERVER_ROLES
+from embedded.roles import ROLES, SERVER_ROLES
 from settings import ROOT, Settings
 from tests.compose import BIN, COMPOSE, OURS, SERVICES, is_pinned, run
 from tests.servers import ServersOfTests
@@ -37,14 +37,8 @@ OF_OTHERS: Final = {"FLOWER_ADDRESS", "FLOWER_BASIC_AUTH", "REMAP_SIGTERM"}
 
 
 def test_every_program_of_the_stack_has_a_service() -> None:
-    assert set(SERVICES) == {"migrate", *ROLES, *OPTIONAL_ROLES}
+    assert set(SERVICES) == {"migrate", *ROLES}
     assert set(OURS) == set(SERVICES) - set(SERVER_ROLES)
-
-
-def test_the_worker_for_streams_starts_only_with_its_profile() -> None:
-    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
-        "receipts": ["receipts"]
-    }
 
 
 @pytest.mark.guarantee
@@ -124,7 +118,7 @@ def test_the_servers_are_on_an_internal_network() -> None:
 
 
 def test_every_long_running_service_has_a_health_check_and_restarts() -> None:
-    for name in (*ROLES, *OPTIONAL_ROLES):
+    for name in ROLES:
         check = SERVICES[name]["healthcheck"]
         assert check["test"][0] in ("CMD", "CMD-SHELL"), name
         assert {"interval", "timeout", "retries", "start_period"} <= check.keys(), name
@@ -150,7 +144,7 @@ def test_the_ledger_and_the_receipts_are_on_volumes() -> None:
     """PostgreSQL 18 stores its data in a subfolder of this folder; a volume on …/data would stay empty."""
     assert "ledger:/var/lib/postgresql" in SERVICES["postgres"]["volumes"]
     assert "receipts:/data" in SERVICES["redis-receipts"]["volumes"]
-    assert set(COMPOSE["volumes"]) == {"ledger", "receipts"}
+    assert set(COMPOSE["volumes"]) == {"ledger", "receipts", "receipt-keys"}
 
 
 def test_postgres_has_the_limits_of_the_embedded_one() -> None:
@@ -258,7 +252,7 @@ def _compose_config(folder: Path, values: Mapping[str, str] | None) -> subproces
     shutil.copy(ROOT / "docker-compose.yml", folder)
     if values is not None:
         (folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "COMPOSE_PROFILES": ",".join(OPTIONAL_ROLES)}
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     return subprocess.run(
         [*compose, "config"], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -2,7 +2,7 @@
 
 SUCCEEDED and DISCARDED tasks share one retention. DEAD tasks have their own, which is unlimited by default. A task with
 an idempotency key leaves a tombstone, so that a late submit of the same key is still recognised; tombstones have a
-retention, too. A DEAD task has blocked its partition key: deleting it wakes the next task of that key.
+retention, too, and so have receipts. A DEAD task has blocked its partition key: deleting it wakes the next task of that key.
 """
 
 from __future__ import annotations
@@ -56,12 +56,23 @@ PRUNE_TOMBSTONES: Final = sql("""
 """)
 
 
+PRUNE_RECEIPTS: Final = sql("""
+    WITH old AS MATERIALIZED (
+        SELECT seq FROM ledger.receipt
+        WHERE saved_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours)
+        ORDER BY saved_at LIMIT :batch FOR UPDATE SKIP LOCKED),
+    gone AS (DELETE FROM ledger.receipt USING old WHERE receipt.seq = old.seq RETURNING receipt.seq)
+    SELECT count(*) FROM gone
+""")
+
+
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """How many rows were deleted."""
 
     tasks: int
     tombstones: int
+    receipts: int = 0
 
 
 def prune(engine: Engine, settings: Settings, *, budget_seconds: float = 5.0) -> Pruned:
@@ -70,7 +81,9 @@ def prune(engine: Engine, settings: Settings, *, budget_seconds: float = 5.0) ->
     tasks = _delete_old(engine, PRUNE_DONE, settings.ingest_succeeded_retention_hours, deadline)
     if settings.ingest_dead_retention_hours:
         tasks += _delete_old(engine, PRUNE_DEAD, settings.ingest_dead_retention_hours, deadline)
-    return Pruned(tasks, _delete_old(engine, PRUNE_TOMBSTONES, settings.ingest_tombstone_retention_hours, deadline))
+    tombstones = _delete_old(engine, PRUNE_TOMBSTONES, settings.ingest_tombstone_retention_hours, deadline)
+    receipts = _delete_old(engine, PRUNE_RECEIPTS, settings.receipt_retention_hours, deadline)
+    return Pruned(tasks, tombstones, receipts)
 
 
 def _delete_old(engine: Engine, statement: TextClause, hours: int, deadline: float) -> int:

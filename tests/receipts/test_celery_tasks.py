@@ -13,11 +13,17 @@ import settings
 from checks import workers
 from checks.result import Level
 from embedded.stack import plan
+from models.engine import engine
 from models.errors import Misuse
+from models.receipts import Switch
 from receipts.celery_tasks import consume
+from receipts.chat_messages import ChatMessage
+from receipts.needed_consumers import needed_consumers
+from receipts.save import save_any_shard
 from receipts.streams import consume as consume_module
 from receipts.streams import consumers
 from receipts.streams.consumers import Shard, StreamConsumer, all_shards, register
+from receipts.switches import set_switch
 from tasks import broker
 from tasks.celery import app
 from tests.nodes.containers import WorkerNode
@@ -25,6 +31,7 @@ from tests.nodes.process import LocalProcess
 from tests.nodes.programs import celery, run
 from tests.receipts.conftest import only
 from tests.receipts.consuming import StreamUnderTest
+from tests.receipts.receiving import Receiving
 from tests.servers import ServersOfTests, wait_until
 from tests.tasks.celery_settings import celery_settings
 from tests.tasks.deliveries import scalar
@@ -83,34 +90,41 @@ def test_a_worker_that_is_killed_while_it_holds_a_shard_is_replaced_by_another_o
     assert stream.unacknowledged() == []
 
 
-def test_the_task_has_a_queue_of_its_own_and_beat_sends_it_only_if_there_are_streams(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_consumers_have_a_queue_of_their_own_and_the_tick_that_starts_them_does_not_use_it() -> None:
     for url in BROKERS:
         config = celery_settings(url)
         (queue,) = [queue for queue in config["task_queues"] if queue.name == "receipts"]
-        assert queue.routing_key == config["task_routes"]["receipts.*"]["routing_key"] == "receipts"
-        assert "receipts.consume" not in {entry["task"] for entry in config["beat_schedule"].values()}
-        with monkeypatch.context() as changed:
-            changed.setenv("RECEIPT_TWO_PHASE_ENABLED", "true")
-            entry = celery_settings(url)["beat_schedule"]["consume"]
-        assert entry["task"] == "receipts.consume"
+        routes = config["task_routes"]
+        assert queue.routing_key == routes["receipts.*"]["routing_key"] == "receipts"
+        assert routes["receipts.tick"]["queue"] == "system"
+        assert list(routes).index("receipts.tick") < list(routes).index("receipts.*"), "the first match wins"
+        entry = config["beat_schedule"]["receipts"]
+        assert entry["task"] == "receipts.tick"
         assert 0 < entry["options"]["expires"] <= entry["schedule"]
 
 
-def test_the_embedded_stack_starts_a_worker_for_streams_only_if_there_are_any(
-    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+def test_savers_are_needed_while_receipts_are_on_and_until_the_streams_are_empty(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch, no_consumers: None
 ) -> None:
-    assert "receipts" not in roles(stack)
-    monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "true")
-    settings.current.cache_clear()
+    assert list(needed_consumers()) == ["save", "deliver"]
+    receiving.chat(ChatMessage("ann", "bob", "1", "hello"))
+    with engine().begin() as connection:
+        set_switch(connection, Switch.TWO_PHASE, is_on=False, actor="test")
+    assert list(needed_consumers()) == ["save", "deliver"]
+    assert save_any_shard(10, until_idle=True)
+    assert list(needed_consumers()) == []
+    register(StreamConsumer("own", "orders", lambda _: None))
+    assert list(needed_consumers()) == ["consume"]
+
+
+def test_the_embedded_stack_starts_a_worker_for_streams(stack: ServersOfTests) -> None:
     found = roles(stack)
     assert found["receipts"][found["receipts"].index("-Q") + 1] == "receipts"
     assert found["worker"][found["worker"].index("-X") + 1] == "system,receipts"
 
 
 def test_the_doctor_asks_for_a_worker_for_streams_only_if_there_are_any(
-    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(broker, "consumed", lambda **_: {"w@h": {"ingest", "system"}})
     levels = []
