@@ -126,7 +126,7 @@ class ChatMessage:
             ("to", self.receiver),
             ("msgType", self.msg_type),
         ):
-            if not isinstance(value, str) or not 0 < len(value) <= LONGEST_ID or NOT_IN_AN_ID.search(value):
+            if not is_id(value):
                 limit = f"1 to {LONGEST_ID} characters without control characters"
                 raise BadMessage(f"`{name}` must be text of {limit}.")
         if not isinstance(self.body, str) or "\x00" in self.body or not _is_utf8(self.body):
@@ -158,6 +158,11 @@ class ChatMessage:
         return rows.Row(
             self.id, kinds.CHAT, self.sender, self.client_msg_id, self.sha256, accepted_at, policy, ordered=ordered
         )
+
+
+def is_id(value: object) -> bool:
+    """Return True if the value may be an id of a client: short text that can be stored and shown."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_ID and not NOT_IN_AN_ID.search(value)
 
 
 def producer() -> str:

@@ -14,12 +14,14 @@ also reads from the ledger what it has missed (`chat_history.py`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 import settings
 from models.receipts import Level
-from receipts.chat_messages import ChatMessage
+from receipts.chat_messages import ChatMessage, is_id
 from receipts.receipt import Receipt
+from receipts.signing import sign
 
 SINGLE_CHAT: Final = "SINGLE_CHAT"
 ACK: Final = "ACK"
@@ -41,14 +43,31 @@ def receipt_frame(message: ChatMessage, receipt: Receipt) -> dict[str, Any]:
     """Return the frame for the sender. `receipt` is not signed yet: the process of the connection signs it."""
     if receipt.level is Level.REJECTED:
         return frame(ERROR, **_names(message), body=receipt.reason, code=receipt.code, receipt=receipt.fields())
-    return frame(ACK, **_names(message), ackType=receipt.level.value, receipt=receipt.fields())
+    return {**acknowledgement(message, receipt.level), "receipt": receipt.fields()}
+
+
+def acknowledgement(message: ChatMessage, level: Level) -> dict[str, Any]:
+    """Return an ACK without a receipt."""
+    return frame(ACK, **_names(message), ackType=level.value)
+
+
+def sign_receipt(frame_: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the frame as a client gets it: without the field `receipt`, which an ACK has in its body, signed."""
+    shown = {name: value for name, value in frame_.items() if name != "receipt"}
+    if shown["type"] == ACK and "receipt" in frame_:
+        shown["body"] = encode(sign(frame_["receipt"]))
+    return shown
 
 
 def error_frame(code: str, sentence: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the answer to a message that was not accepted. `given` is the frame of the client."""
     found = given or {}
     names = {name: found.get(name) for name in ("to", "clientMsgId")}
-    return frame(ERROR, **{k: v if isinstance(v, str) else None for k, v in names.items()}, body=sentence, code=code)
+    return frame(ERROR, **{k: v if is_id(v) else None for k, v in names.items()}, body=sentence, code=code)
+
+
+def cursor_frame(cursor: int) -> dict[str, Any]:
+    return frame(CURSOR, body=str(cursor))
 
 
 def channel_of(user: str) -> str:
@@ -56,7 +75,7 @@ def channel_of(user: str) -> str:
     return f"{settings.current().ledger_schema}:push:{user}"
 
 
-def encode(frame_: dict[str, Any]) -> str:
+def encode(frame_: Mapping[str, Any]) -> str:
     return json.dumps(frame_, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -194,7 +194,7 @@ def receipt_of(row: Row, saved: Saved, promise_seconds: float) -> Receipt:
 def find(connection: Connection, id_: uuid.UUID) -> Receipt | None:
     """Return the newest receipt of a message, or None."""
     row = connection.execute(FIND, {"id": id_}).one_or_none()
-    return None if row is None else _receipt(row)
+    return None if row is None else receipt_of_row(row)
 
 
 def list_receipts(
@@ -202,10 +202,11 @@ def list_receipts(
 ) -> list[ListedReceipt]:
     """Return receipts, newest first."""
     values = {"level": level and level.value, "before": before, "limit": limit}
-    return [ListedReceipt(_receipt(row), row.entry) for row in connection.execute(LIST, values)]
+    return [ListedReceipt(receipt_of_row(row), row.entry) for row in connection.execute(LIST, values)]
 
 
-def _receipt(row: Any) -> Receipt:
+def receipt_of_row(row: Any) -> Receipt:
+    """Return the receipt of a row with COLUMNS, seq, saved_at, code and reason."""
     return Receipt(
         Level(row.level),
         row.id,

@@ -2,7 +2,8 @@
 
 SUCCEEDED and DISCARDED tasks share one retention. DEAD tasks have their own, which is unlimited by default. A task with
 an idempotency key leaves a tombstone, so that a late submit of the same key is still recognised; tombstones have a
-retention, too, and so have receipts. A DEAD task has blocked its partition key: deleting it wakes the next task of that key.
+retention, too, and so have receipts. A DEAD task has blocked its partition key: deleting it wakes the next task of that
+key.
 """
 
 from __future__ import annotations
