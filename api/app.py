@@ -1,4 +1,4 @@
-"""The FastAPI application: three open probes, and routes that need a token.
+"""The FastAPI application: open probes and public keys, and routes that need a token.
 
 A request passes through `ErrorMiddleware` (errors become responses), `OneLength`, `RequireToken`, `BodyLimit`, and then
 its route.
@@ -29,6 +29,7 @@ from api.startup import CheckSettings
 from models.errors import CeleriacError
 from models.schema import require_ready
 from outbox.publishers import celery  # noqa: F401 - loaded here, because two threads cannot load Celery at once
+from receipts import stream_metrics
 from tasks.submission.json_lines import LINE_LIMIT
 
 
@@ -77,7 +78,7 @@ async def readyz() -> Response:
 
 @app.get("/metrics")
 def read_metrics() -> Response:
-    return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE)
+    return Response(metrics.exposition() + stream_metrics.exposition(), media_type=metrics.CONTENT_TYPE)
 
 
 require_scopes_on_all_routes(app)

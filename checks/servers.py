@@ -10,6 +10,7 @@ from kombu import Connection
 
 from checks.result import Finding, Level, expect, fail, ok, warn
 from models.errors import Unreachable
+from receipts import durability
 from settings import Settings, place
 
 OLDEST_REDIS: Final = (6, 2)
@@ -25,13 +26,7 @@ def check_broker(settings: Settings) -> Iterator[Finding]:
 
 
 def check_receipts(settings: Settings) -> Iterator[Finding]:
-    wanted = {
-        "appendonly": "yes",
-        "appendfsync": "always",
-        "no-appendfsync-on-rewrite": "no",
-        "maxmemory-policy": "noeviction",
-    }
-    yield from _check_redis("receipts", settings.redis_url, wanted, Level.FAIL)
+    yield from _check_redis("receipts", settings.redis_url, durability.WANTED, Level.FAIL)
 
 
 def _check_redis(name: str, url: str, wanted: dict[str, str], else_: Level) -> Iterator[Finding]:

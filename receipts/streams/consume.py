@@ -73,7 +73,7 @@ def consume_together(
 ) -> bool:
     """Hold those of the shards that are free and consume them in turn, for some time. Return False if none is free.
 
-    What one of them raises ends the run of all, except a lost lease, which ends only that one.
+    An error ends the run of its shard only, and is raised when the others have ended.
     """
     runs: list[ShardRun] = []
     ends_at, called_at = time.monotonic() + seconds, 0.0
@@ -102,6 +102,8 @@ def consume_together(
             run.goes_on(run.commit_rest)
     finally:
         _end_all(runs)
+    for failure in (run.failure for run in runs if run.failure):
+        raise failure
     return True
 
 
@@ -140,6 +142,7 @@ class ShardRun:
         self._checkpoint_at = 0.0  # the last one, by `time.monotonic()`
         self._began_at = 0.0
         self.has_found = False  # entries, in the last step
+        self.failure: Exception | None = None
         given = shard.consumer.defers_ack
         self.defers_ack = self.settings.checkpoint_defer_ack if given is None else given
 
@@ -158,11 +161,14 @@ class ShardRun:
             self._restore(last)
 
     def goes_on(self, act: Callable[[], object]) -> bool:
-        """Do something, and return whether the shard is still ours."""
+        """Do something, and return whether the run goes on: the shard is still ours, and there was no error."""
         try:
             act()
         except LeaseLost as error:
             self.lose(error)
+            return False
+        except Exception as error:
+            self.failure = error
             return False
         return True
 
