@@ -57,8 +57,8 @@ def create(
     """Create a token and print it. It cannot be shown again: only its hash is stored.
 
     Scopes: tasks:submit, tasks:read (its own tasks), tasks:read-all, workflows:submit, documents:write, documents:read,
-    http:request, operate (details of errors). The types workflow.execute, document.ingest and http.request need the
-    scopes workflows:submit, documents:write and http:request, too.
+    http:request, chat, operate (details of errors). The types workflow.execute, document.ingest and http.request need
+    the scopes workflows:submit, documents:write and http:request, too.
 
     Example: `manage.py token create billing --scope tasks:submit --type 'invoice.*' --expires-in 30d`
     """

@@ -29,7 +29,7 @@ def test_every_route_and_its_scopes_are_on_the_page() -> None:
 
 def test_every_route_but_the_probes_has_an_example() -> None:
     routes = {(method, path) for method, path, _ in ROUTES}
-    shown = {(each.method, each.path.replace("$TASK", "{task_id}")) for each in examples()}
+    shown = {(each.method, each.path.replace("$TASK", "{task_id}").replace("$RECEIPT", "{receipt_id}")) for each in examples()}
     assert shown <= routes
     assert shown == {(method, path) for method, path in routes if path not in OPEN_PATHS}
 
@@ -50,7 +50,7 @@ def test_every_error_code_on_the_page_exists_and_has_the_stated_status() -> None
     documented = {code: statuses.split(", ") for statuses, codes in rows for code in re.findall(r"`([a-z_]+)`", codes)}
     ours = {each.code: each.http_status for each in _below(CeleriacError)}
     ours |= {each.code: each.http_status for each in (SettingsError, NotConfigured)}
-    assert len(rows) == 8
+    assert len(rows) == 9
     for code, statuses in documented.items():
         assert str(ours.get(code)) in statuses, code
 
