@@ -39,6 +39,7 @@ from tasks.core.registry import handlers
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
 PAGE: Final = 1000  # due tasks in one transaction
+REST_PAGE: Final = 5000  # the same, after the broker has lost all messages
 BUDGET_SECONDS: Final = 4.0  # below the interval of reclaim
 Lost = Callable[["Sequence[OverdueTask]", Settings], "Sequence[OverdueTask]"]
 
@@ -102,6 +103,27 @@ OVERDUE_KEYED: Final = sql(f"""
 """)
 
 
+# wake_page: QUEUED|RETRYING → unchanged, with a new wake-up, for due tasks whose wake-up was lost. The time of this
+# wake-up is not written into the tasks, which would cost more than all the rest: tasks of the first page have it,
+# and a task of a later page that is still waiting after the tasks before it is checked like any other.
+WAKE_PAGE: Final = sql(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
+    page AS MATERIALIZED (
+        SELECT id, type, queue, priority, isolated, {DUE_AT} AS place, coalesce(last_wakeup_at, created_at) AS woken_at
+        FROM ledger.ingest_task
+        WHERE queue = :queue AND type = :type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
+          AND ({DUE_AT}, id) > (CAST(:place AS timestamptz), CAST(:id AS uuid))
+        ORDER BY {DUE_AT}, id LIMIT :most),
+    waiting AS MATERIALIZED (
+        SELECT id, type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at FROM page
+        WHERE woken_at < :lost_at),
+    {wakeups.insert_wakeups("waiting")}
+    SELECT (SELECT count(*) FROM page) AS seen, (SELECT count(*) FROM waiting) AS woken, ours,
+           CAST(last.place AS text), last.id
+    FROM wakeups LEFT JOIN (SELECT place, id FROM page ORDER BY place DESC, id DESC LIMIT 1) AS last ON true
+""")
+
+
 @dataclass(frozen=True, slots=True)
 class OverdueTask:
     """A task whose wake-up may be lost."""
@@ -143,24 +165,36 @@ def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | N
     woken = _wake(engine, choose(keyed))
     for queue, type in kinds:
         place, id_ = "-infinity", uuid.UUID(int=0)
-        all_were_lost_at: datetime | None = None
         while time.monotonic() < give_up_at:
             with engine.begin() as connection:
                 page = connection.execute(OVERDUE, {**values, "queue": queue, "type": type, "place": place, "id": id_})
                 rows = page.all()
             tasks = [OverdueTask(*row[:5]) for row in rows]
-            if all_were_lost_at:
-                overdue = [task for task in tasks if task.last_wakeup_at < all_were_lost_at]
-                chosen: Sequence[OverdueTask] = overdue
-            else:
-                overdue = [task for task, row in zip(tasks, rows, strict=True) if row.is_overdue]
-                chosen = choose(overdue)
+            overdue = [task for task, row in zip(tasks, rows, strict=True) if row.is_overdue]
+            chosen = choose(overdue)
             woken += _wake(engine, chosen)
             if len(rows) < PAGE or not chosen or len(chosen) < len(overdue):
                 break
-            if len(chosen) == PAGE and remembered.is_empty(queue):
-                all_were_lost_at = all_were_lost_at or tasks[0].observed_at
             place, id_ = rows[-1].place, rows[-1].id
+            if len(chosen) == PAGE and remembered.is_empty(queue):
+                start = {"queue": queue, "type": type, "place": place, "id": id_, "lost_at": tasks[0].observed_at}
+                woken += _wake_rest(engine, start, give_up_at)
+                break
+    return woken
+
+
+def _wake_rest(engine: Engine, start: Mapping[str, Any], give_up_at: float) -> int:
+    """Wake all further due tasks of a queue and type that were last woken before `lost_at`."""
+    values, woken = {**start, "most": REST_PAGE}, 0
+    while time.monotonic() < give_up_at:
+        with Session(engine) as db:
+            row = db.execute(WAKE_PAGE, {**values, **wakeups.wakeup_values(db, {start["queue"]})}).one()
+            wakeups.publish_after_commit(db, row.ours)
+            db.commit()
+        woken += row.woken
+        if row.seen < REST_PAGE:
+            break
+        values |= {"place": row.place, "id": row.id}
     return woken
 
 

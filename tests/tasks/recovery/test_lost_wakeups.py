@@ -41,8 +41,8 @@ def submitted(count: int, **how: Any) -> list[uuid.UUID]:
 
 
 def waited() -> float:
-    """Return the seconds from the first wake-up of the only task to its last one."""
-    return float(scalar("SELECT extract(epoch FROM last_wakeup_at - created_at) FROM ledger.ingest_task"))
+    """Return the longest time from the first wake-up of a task to its last one, in seconds."""
+    return float(scalar("SELECT max(extract(epoch FROM last_wakeup_at - created_at)) FROM ledger.ingest_task"))
 
 
 def flush_broker(stack: ServersOfTests) -> None:
@@ -98,6 +98,20 @@ def test_after_a_page_of_lost_wakeups_younger_ones_do_not_wait_for_their_grace(
     move(ledger, 3)
     assert repair_lost_wakeups(depth=None) == woken
     assert repair_lost_wakeups(depth=0) == 0  # none is woken twice
+
+
+def test_wakeups_of_later_pages_that_are_lost_once_more_are_sent_once_more(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their time is not written into the tasks of later pages; the grace of the first page holds for them, too."""
+    monkeypatch.setattr("tasks.recovery.lost_wakeups.PAGE", 100)
+    ids = submitted(350)
+    for _ in range(3):
+        flush_broker(ledger)
+        move(ledger, GRACE + waited() + 1)
+        assert repair_lost_wakeups(depth=None) == 350
+        assert repair_lost_wakeups(depth=0) == 0
+        assert arrived(ledger) == {str(one): 1 for one in ids}
 
 
 def test_tasks_that_wait_in_a_working_queue_are_not_woken_again(ledger: ServersOfTests) -> None:
