@@ -17,7 +17,7 @@ from receipts.save import save_any_shard
 from tests.api.callers import FLAKY, Callers
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import scalar
-from tests.workflows.flows import FLOW
+from tests.workflows.flows import STORE, flow
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_a_workflow_is_accepted_and_one_that_cannot_run_is_not(callers: Callers)
     refused = caller.post(path, json={"stages": "none"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "bad_workflow")
     assert scalar("SELECT count(*) FROM ledger.receipt") == 0
-    workflow = FLOW
+    workflow = flow(STORE)
     receipt = caller.post(path, json=workflow).json()
     assert receipt["level"] == "accepted", receipt
     assert save_any_shard(10, until_idle=True)
