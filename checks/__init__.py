@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from checks import destinations, kafka, ledger, project, servers, sinks, workers
+from checks import destinations, kafka, ledger, project, receipts, servers, sinks, workers
 from checks.result import Finding, fail
 from models.errors import CeleriacError
 from settings import Settings, SettingsError
@@ -17,6 +17,7 @@ CHECKS: tuple[tuple[str, Callable[[Settings], Iterable[Finding]]], ...] = (
     ("destinations", destinations.check),
     ("sinks", sinks.check),
     ("receipts", servers.check_receipts),
+    ("receipts", receipts.check),
     ("workers", workers.check),
 )
 
