@@ -15,6 +15,7 @@ from typing import Any, Final
 import metrics
 import settings
 from models.engine import engine
+from models.ledger_outage import is_outage
 from outbox import prune as outbox_prune
 from outbox.relay import Relay
 from sinks.recovery import prune_keys, recover
@@ -25,20 +26,36 @@ from tasks.recovery import lost_wakeups, prune
 from tasks.recovery.reclaim import reclaim_leases
 from tasks.recovery.tick_rows import BEAT, record_tick, single_flight
 
+RECLAIM: Final = "reclaim"
 RELAY_BUDGET_SECONDS: Final = 10.0
 PRUNE_BUDGET_SECONDS: Final = 5.0
 
 
 def run(name: str) -> Any:
-    """Run a tick and return its result, or None if another process runs it."""
+    """Run a tick and return its result, or None if another process runs it.
+
+    The first tick after an outage of the ledger also runs reclaim: wake-ups were probably lost, and the next reclaim of
+    beat may be seconds away.
+    """
+    result = _run(name)
+    if name != RECLAIM and os.getpid() in _met_an_outage:
+        _run(RECLAIM)
+    return result
+
+
+def _run(name: str) -> Any:
     try:
         tick, longest_seconds = TICKS[name]
         with single_flight(engine(), name, holder=actor(), seconds=longest_seconds) as ours:
             result = tick() if ours else None
-    except Exception:
+    except Exception as error:
         metrics.TICK_TOTAL.labels(name, "error").inc()
+        if is_outage(error):
+            _met_an_outage.add(os.getpid())
         raise
     metrics.TICK_TOTAL.labels(name, "ok").inc()
+    if name == RECLAIM:
+        _met_an_outage.discard(os.getpid())
     return result
 
 
@@ -94,12 +111,13 @@ def relay_of_this_process() -> Relay:
     return _relays[pid]
 
 
+_met_an_outage: Final[set[int]] = set()  # pids of processes that have not run reclaim since an outage of the ledger
 # By pid: a forked child must neither use nor free the connections of its parent's relay.
 _relays: Final[dict[int, Relay]] = {}
 
 # Each tick, and the seconds after which another process may run it if its own process was lost.
 TICKS: Final[dict[str, tuple[Callable[[], Any], float]]] = {
     "relay": (_relay, 2 * RELAY_BUDGET_SECONDS),
-    "reclaim": (_reclaim, 60.0),
+    RECLAIM: (_reclaim, 60.0),
     "prune": (_prune, 60.0),
 }
