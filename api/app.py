@@ -18,14 +18,15 @@ from starlette.middleware import Middleware
 
 import metrics
 import settings
-from api import documents, keys, receipts, receiving, tasks, workflows
-from api.authorization import RequireToken, require_scopes_on_all_routes
+from api import chat, documents, keys, receipts, receiving, tasks, workflows
+from api.authorization import RequireToken, authenticate_express, require_scopes_on_all_routes
 from api.body_limit import BodyLimit, OneLength
 from api.error_middleware import ErrorMiddleware
 from api.errors import handle_error, response_to
 from api.json_responses import JsonResponse
 from api.ledger_calls import call_ledger
 from api.startup import CheckSettings
+from api.websocket_authorization import WebSocketDoor
 from models.errors import CeleriacError
 from models.schema import require_ready
 from outbox.publishers import celery  # noqa: F401 - loaded here, because two threads cannot load Celery at once
@@ -49,6 +50,7 @@ app = FastAPI(
     redirect_slashes=False,
     middleware=[
         Middleware(CheckSettings),
+        Middleware(WebSocketDoor, routes={chat.PATH: chat.ROUTE}, authenticate=authenticate_express),
         Middleware(ErrorMiddleware),
         Middleware(OneLength),
         Middleware(RequireToken),

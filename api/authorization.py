@@ -35,7 +35,7 @@ class RequireToken:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             scope[TOKEN] = await _authenticate(scope, bearer_token(Headers(scope=scope)))
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # there are no WebSocket routes yet
+            await send({"type": "websocket.close", "code": 1008})  # `websocket_authorization.py` serves those it admits
             return
         await self.app(scope, receive, send)
 

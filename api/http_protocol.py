@@ -44,6 +44,7 @@ class GuardedProtocol(H11Protocol):
         self._turn: tuple[object, object] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_websocket = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -66,6 +67,7 @@ class GuardedProtocol(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._stop_watching()
+        self._is_websocket = True  # from now on, `websocket_protocol.py` watches the connection
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
@@ -74,6 +76,8 @@ class GuardedProtocol(H11Protocol):
 
     def _watch(self, received: int = 0) -> None:
         """Start the clock when it is the client's turn to send, and stop it when the request is complete."""
+        if self._is_websocket:
+            return
         state = self.conn.their_state
         if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_watching()

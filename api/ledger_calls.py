@@ -35,6 +35,7 @@ async def call_ledger(function: Callable[[], T], *, more_seconds: float = 0.0) -
     """Return what the function returns, or raise Unreachable if it takes longer than SECONDS.
 
     `more_seconds` is for a call that sends much to the ledger. If the ledger is silent already, the call is not made.
+    It is negative for a call in a request that has already waited for something else.
     """
     if more_seconds > SPARE_SECONDS:
         await call_ledger(_read_clock)

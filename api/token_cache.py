@@ -80,6 +80,8 @@ class TokenCache:
         except Unauthenticated:
             self._checked.pop(key, None)
             raise
+        except TimeoutError:
+            raise Unreachable(f"The ledger did not answer within {ASK_SECONDS:g} s.") from None
         self._checked[key] = _Checked(token, time.monotonic())
         self._checked.move_to_end(key)
         while len(self._checked) > MOST:

@@ -26,16 +26,15 @@ from typing import Final
 
 import psutil
 import redis
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 
 from bench.ingest import EXACTLY, UNDONE, Goal, Say, await_effects
 from bench.peers.effect import PROCESSES, SINK
 from bench.peers.programs import PATIENCE_SECONDS, MeasurementFailed, Place, answer
 from bench.recovery_handlers import LOST_BATCH
-from bench.scratch import postgres_stopped, scratch_servers
+from bench.scratch import postgres_stopped, scratch_servers, write_checkpoint
 from child_process import ChildProcess, OwnProcess, await_ready, end_all
 from embedded.home import Home
-from embedded.postgres import Postgres
 from embedded.temporary_servers import environment
 from models.engine import make_engine
 from models.sql import sql
@@ -172,7 +171,7 @@ Break = Callable[[Backlog], datetime]
 
 
 def _open(backlog: Backlog) -> datetime:
-    backlog.system.write_checkpoint()
+    write_checkpoint(backlog.system.settings)
     began_at = datetime.now(UTC)
     backlog.open_gate()
     return began_at
@@ -231,14 +230,6 @@ class _System:
 
     def stop(self) -> None:
         end_all(self.running)
-
-    def write_checkpoint(self) -> None:
-        home, port = Home(self.settings.celeriac_home), make_url(self.settings.database_url).port or 0
-        url = Postgres(home, port).url(superuser=True).replace("postgresql:", "postgresql+psycopg2:", 1)
-        superuser = make_engine(url, isolation_level="AUTOCOMMIT")
-        with superuser.connect() as connection:
-            connection.exec_driver_sql("CHECKPOINT")
-        superuser.dispose()
 
     def drain(self, count: int, breaks: Break) -> Drained:
         """Drain a backlog that an outage interrupts or delays."""

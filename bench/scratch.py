@@ -13,9 +13,11 @@ from sqlalchemy import make_url
 import settings
 from child_process import ChildProcess, OwnProcess, await_ready
 from embedded.home import Home
+from embedded.postgres import Postgres
 from embedded.roles import PORTS
 from embedded.stack import embedded_servers
 from embedded.temporary_servers import environment, temporary_servers
+from models.engine import make_engine
 
 _restarted: Final[list[ChildProcess]] = []
 
@@ -52,3 +54,13 @@ def postgres_stopped(current: settings.Settings) -> Iterator[None]:
         (postgres,) = (program for program in programs if program.role == "postgres")
         _restarted.append(again := postgres.start(home))
         await_ready([again], 30)
+
+
+def write_checkpoint(current: settings.Settings) -> None:
+    """Let the temporary PostgreSQL write a checkpoint, as it does when it is stopped."""
+    postgres = Postgres(Home(current.celeriac_home), make_url(current.database_url).port or 0)
+    url = postgres.url(superuser=True).replace("postgresql:", "postgresql+psycopg2:", 1)
+    superuser = make_engine(url, isolation_level="AUTOCOMMIT")
+    with superuser.connect() as connection:
+        connection.exec_driver_sql("CHECKPOINT")
+    superuser.dispose()

@@ -9,6 +9,9 @@ There is one rule at a time. It acts on the n-th statement that matches, whichev
 used up. `LOSE_REPLY` waits for the whole reply before it resets the connection, so the statement has been executed;
 the reply is kept in the `Strike`. Of requests that are sent together (pipelining), all replies are lost.
 
+`proxy.delay(COMMIT, 0.02)` makes every commit slow: each statement that matches reaches the server so much later, until
+another delay is set. `slow_commits.py` runs such a proxy as a program.
+
 Each connection has a thread of its own, and no other thread touches its sockets.
 """
 
@@ -20,6 +23,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,6 +83,7 @@ class FaultProxy:
         self.url = server.replace(f":{address.port}", f":{self.port}")
         self.strikes: list[Strike] = []
         self._rule: _Rule | None = None
+        self._delay: tuple[re.Pattern[bytes], float] | None = None
         self._lock = threading.Lock()
         self._struck = threading.Event()
         self._sockets: set[socket.socket] = {self._listening}
@@ -92,6 +97,10 @@ class FaultProxy:
         with self._lock:
             self._struck.clear()
             self._rule = _Rule(fault, re.compile(pattern, re.IGNORECASE), nth - 1)
+
+    def delay(self, pattern: bytes, seconds: float) -> None:
+        """Let every statement from now on that begins like this reach the server so much later. 0 ends this."""
+        self._delay = (re.compile(pattern, re.IGNORECASE), seconds) if seconds else None
 
     def disarm(self) -> None:
         """Let everything pass. A connection that has fallen silent stays so."""
@@ -149,6 +158,10 @@ class FaultProxy:
                 return None
             self._rule = None
             return rule.fault
+
+    def _delay_of(self, statement: bytes | None) -> float:
+        delay = self._delay
+        return delay[1] if delay and statement is not None and delay[0].match(statement.strip()) else 0.0
 
     def _note(self, strike: Strike) -> None:
         self.strikes.append(strike)
@@ -209,6 +222,8 @@ class _Connection:
                     self.proxy._is_stopping.recv(1, socket.MSG_PEEK)  # returns when the proxy is closed
                 self._reset()
                 return False
+            if seconds := self.proxy._delay_of(statement):
+                time.sleep(seconds)
             self.server.sendall(sent)
         return bool(received)
 

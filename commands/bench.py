@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from commands.bench_goals import print_goals
+from commands.bench_receipts import receipts
 from commands.options import Json
 from commands.output import console, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bench.ingest import Found, Goal
+    from bench.ingest import Found
     from bench.outbox import Rates
 
 
@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(ingest)
     bench.command()(recovery)
     bench.command()(sinks)
+    bench.command()(receipts)
     app.add_typer(bench, name="bench")
 
 
@@ -142,7 +143,7 @@ def ingest(
         print_json({"found": found, "goals": goals})
         return
     _print_systems(found)
-    _print_goals(goals)
+    print_goals(goals)
 
 
 def recovery(
@@ -193,7 +194,7 @@ def recovery(
         ],
     )
     console.print()
-    _print_goals(goals)
+    print_goals(goals)
 
 
 def sinks(
@@ -221,17 +222,7 @@ def sinks(
         ],
     )
     console.print()
-    _print_goals(goals)
-
-
-def _print_goals(goals: Sequence[Goal]) -> None:
-    print_table(
-        ("goal", "wanted", "reached", ""),
-        [
-            (goal.what, f"{'≤' if goal.at_most else '≥'} {goal.wanted:g}", f"{goal.reached:.2f}", _yes(goal.is_met))
-            for goal in goals
-        ],
-    )
+    print_goals(goals)
 
 
 def _print_systems(found: Found) -> None:
@@ -271,10 +262,6 @@ def _print_systems(found: Found) -> None:
         tasks = f"{found.memory.first_tasks:,} and {found.memory.last_tasks:,} tasks"
         console.print(f"\nMemory of a worker process after {tasks}: {first:.1f} and {last:.1f} MiB")
     console.print()
-
-
-def _yes(is_met: bool) -> str:
-    return "met" if is_met else "missed"
 
 
 def _print_rates(where: str, rates: Rates) -> None:

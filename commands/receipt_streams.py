@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from receipts.shard_states import ShardState
     from receipts.switches import Switches
 
-GROUP_HELP: Final = """Show the switches and the streams of receipts: what waits to be saved, how long, and who saves it.
+GROUP_HELP: Final = """Show the switches and the streams of receipts: what waits to be saved, and who saves it.
 
 Example: `manage.py receipts --json`
 """

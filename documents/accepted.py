@@ -15,11 +15,13 @@ from sqlalchemy.orm import Session
 
 import settings
 from documents.store import upload
+from models.receipts import Level
 from receipts import kinds, rows
 from receipts.accept import Message
 from receipts.receipt import AOF_ALWAYS, COMMIT, Receipt, from_milliseconds
-from receipts.save_results import Saved, SaveResult
+from receipts.save_results import Rejected, SaveResult
 from receipts.streams.entries import Entry
+from tasks import IdempotencyConflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +76,26 @@ def save(db: Session, kind: str, entries: Sequence[Entry]) -> list[SaveResult]:
 
 
 def save_now(db: Session, given: Upload, *, ordered: bool) -> Receipt:
-    """Save an upload without the receipt log, and return its receipt `saved`."""
+    """Save an upload without the receipt log, and return its receipt `saved`; raise IdempotencyConflict."""
     row = rows.Row(
         given.id, kinds.DOCUMENTS, given.principal, given.client_id, given.sha256, None, COMMIT, ordered=ordered
     )
     saved = _save(db, given, row)
+    if isinstance(saved, Rejected):
+        raise IdempotencyConflict(given.id)
     receipt = rows.receipt_of(row, saved, settings.current().receipt_promise_seconds)
     if saved.is_new:
         return receipt
-    return replace(rows.find(db.connection(), given.id) or receipt, duplicate=True)
+    return replace(rows.find(db.connection(), given.id, level=Level.SAVED) or receipt, duplicate=True)
 
 
-def _save(db: Session, given: Upload, row: rows.Row) -> Saved:
+def _save(db: Session, given: Upload, row: rows.Row) -> SaveResult:
     """Store an upload unless it was stored before: a newer file may have replaced it meanwhile."""
-    known = rows.read_saved(db, [given.id])
-    if known:
-        return known[given.id]
+    known = rows.find(db.connection(), given.id, level=Level.SAVED)
+    if known is not None:
+        if known.sha256 != given.sha256:
+            return Rejected(IdempotencyConflict.code, IdempotencyConflict(given.id).message)
+        return rows.read_saved(db, [given.id])[given.id]
     submitted = upload(
         db, name=given.name, content=given.content, media_type=given.media_type, principal=given.principal
     )

@@ -92,6 +92,11 @@ def _programs(
             "uvicorn",
             "api.app:app",
             "--http=api.http_protocol:GuardedProtocol",
+            "--ws=api.websocket_protocol:GuardedWebSocket",
+            "--ws-max-size=1048576",
+            "--ws-ping-interval=20",
+            "--ws-ping-timeout=20",
+            "--ws-per-message-deflate=false",  # it would cost each connection memory; signatures do not shrink
             f"--host={settings.api_host}",
             f"--port={ports['api']}",
             f"--log-level={level.lower()}",

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import metrics
 import settings
+from failpoint import failpoint
 from models.receipts import Level
 from receipts import kinds, lua
 from receipts.errors import (
@@ -39,6 +40,7 @@ from tasks.submission.submit import IdempotencyConflict
 
 DRAIN_SECONDS: Final = 5.0
 DRAIN_PAUSE_SECONDS: Final = 0.02
+MEMORY_FULL: Final = "The receipt log has used up nearly all of its memory; try again later."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Receiver:
         _require_size(message)
         await self.log.require_durable()
         answer = await self._run(message)
+        failpoint("receipts.after_accept")
         if answer[0] == "draining":
             answer = await self._await_drained(message)
         match answer:
@@ -90,7 +93,7 @@ class Receiver:
             case ["conflict"]:
                 raise IdempotencyConflict(message.id)
             case ["full"]:
-                raise ReceiptsFull
+                raise ReceiptsFull(MEMORY_FULL if self.log.is_full else None)
             case ["accepted", at, promise]:
                 metrics.RECEIPT_ACCEPT_SECONDS.observe(time.monotonic() - began_at)
                 metrics.RECEIPTS_TOTAL.labels(Level.ACCEPTED.value).inc()
@@ -125,7 +128,7 @@ class Receiver:
             [
                 message.sha256,
                 "on" if current.receipt_two_phase_enabled else "off",
-                current.receipt_stream_limit,
+                0 if self.log.is_full else current.receipt_stream_limit,
                 round(current.receipt_promise_seconds * 1000),
                 message.kind,
                 message.sender,

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from models.errors import Unreachable
+from models.ledger_outage import is_outage
 from receipts.deliver import deliver_any_shard
 from receipts.needed_consumers import needed_consumers
 from receipts.save import save_any_shard
@@ -55,8 +55,10 @@ def consume(self: Any) -> None:
 def _hold(task: Any, run: Callable[[float], bool]) -> None:
     try:
         held = run(HOLD_SHARD_SECONDS)
-    except Unreachable as error:
-        logger.warning("The shard is consumed later: %s", error.message)
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        logger.warning("The shard is consumed later: %s", str(error).partition("\n")[0])
         return
     if held:
         task.apply_async(expires=CONSUME_SECONDS, ignore_result=True)

@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 import settings
 from models.driver_values import array, array_of_ids
 from models.errors import Misuse
+from models.receipts import Level
 from models.sql import sql
 from outbox.canonical_json import canonical_json
 from outbox.lease import connection_of
@@ -196,7 +197,7 @@ def save_now(db: Session, message: ChatMessage, *, ordered: bool) -> Receipt:
         raise IdempotencyConflict(message.id)
     if found.is_new:
         return rows.receipt_of(row, found, settings.current().receipt_promise_seconds)
-    known = rows.find(connection_of(db), message.id)
+    known = rows.find(connection_of(db), message.id, level=Level.SAVED)
     assert known is not None, "a saved message has a receipt"
     return replace(known, duplicate=True)
 

@@ -105,9 +105,10 @@ class ReceiversSink(CheckpointAwareSink):
         for entry in self.entries:
             try:
                 message = chat_messages.read_entry(entry)
+                pushed = frames.published(message.receiver, frames.message_frame(message))
             except (KeyError, ValueError):
                 continue  # the saver rejects it
-            pipeline.publish(frames.channel_of(message.receiver), frames.encode(frames.message_frame(message)))
+            pipeline.publish(*pushed)
         self.run.source.ask(pipeline.execute)
 
     def _move(self) -> None:
@@ -117,5 +118,5 @@ class ReceiversSink(CheckpointAwareSink):
         values: list[Any] = []
         for entry in self.entries:
             fields = [part for pair in {**entry.fields, "deliveredAttemptTs": at}.items() for part in pair]
-            values += [entry.id, len(fields), *fields]
+            values += [entry.id, len(fields), *(part.encode(errors="surrogateescape") for part in fields)]
         source.run_as_holder(lua.MOVE, [self.to_save], source.shard.group, *values)

@@ -27,6 +27,7 @@ SINGLE_CHAT: Final = "SINGLE_CHAT"
 ACK: Final = "ACK"
 ERROR: Final = "ERROR"
 CURSOR: Final = "CURSOR"
+SAVED: Final = Level.SAVED.value
 
 
 def frame(type_: str, **fields: Any) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def sign_receipt(frame_: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def error_frame(code: str, sentence: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
+def error_frame(code: str, sentence: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the answer to a message that was not accepted. `given` is the frame of the client."""
     found = given or {}
     names = {name: found.get(name) for name in ("to", "clientMsgId")}
@@ -73,6 +74,11 @@ def cursor_frame(cursor: int) -> dict[str, Any]:
 def channel_of(user: str) -> str:
     """Return the channel on which the frames of a user are published."""
     return f"{settings.current().ledger_schema}:push:{user}"
+
+
+def published(user: str, frame_: Mapping[str, Any]) -> list[bytes]:
+    """Return a channel and a frame as PUBLISH needs them, or raise UnicodeEncodeError for text that is not Unicode."""
+    return [channel_of(user).encode(), encode(frame_).encode()]
 
 
 def encode(frame_: Mapping[str, Any]) -> str:

@@ -1,6 +1,10 @@
 """The scripts of the receipt log. Redis runs each of them as a whole, so what they check is true while they write.
 
 `KEYS` and `ARGV` of each script are listed above it. Times are those of Redis, in milliseconds since 1970.
+
+When the memory of Redis is used up, only savers and deliverers can make room, so their scripts must work then. Redis
+refuses the first write of a script if that may need memory, and none of the following ones. So each of these scripts
+begins with a write that needs none.
 """
 
 from __future__ import annotations
@@ -96,9 +100,9 @@ SETTLE: Final = """
         local sha, level, seq = ARGV[place], ARGV[place + 1], ARGV[place + 2]
         local found = redis.call('HGET', claim, 'sha')
         if found == sha then
+            redis.call('EXPIRE', claim, ARGV[1])  -- first: it needs no memory
             redis.call('HSET', claim, 'level', level, 'seq', seq, 'savedAt', ARGV[place + 3],
                        'code', ARGV[place + 4], 'reason', ARGV[place + 5], 'task', ARGV[place + 6])
-            redis.call('EXPIRE', claim, ARGV[1])
         end
         place = place + 7
     end
@@ -162,12 +166,19 @@ MOVE: Final = """
     return moved
 """
 
-# switch: make one of two groups read the accepted stream from where the other has stopped.
+# switch: copy two_phase, and make one of two groups read the accepted stream from where the other has stopped.
 # KEYS: switches, then the shards of the accepted stream
-# ARGV: `on` (the deliverer reads) or `off` (the saver reads), group that saves, group that delivers
+# ARGV: `on` (the deliverer reads) or `off` (the saver reads), group that saves, group that delivers, two_phase: `on`,
+#       `off`, or empty if no operator has set it
+# Returns 1 if another group reads the stream now
 SWITCH: Final = f"""
     {_FUNCTIONS}
+    if (redis.call('HGET', KEYS[1], 'two_phase') or '') ~= ARGV[4] then
+        redis.call('HDEL', KEYS[1], 'two_phase')
+        if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'two_phase', ARGV[4]) end
+    end
     if (redis.call('HGET', KEYS[1], 'delivering') or 'off') == ARGV[1] then return 0 end
+    redis.call('HDEL', KEYS[1], 'nothing')  -- a write that needs no memory
     local from, to = ARGV[2], ARGV[3]
     if ARGV[1] == 'off' then from, to = to, from end
     for place = 2, #KEYS do

@@ -17,6 +17,7 @@ from models.receipts import Level
 # What made the first receipt durable. A change of these words would change the meaning of signed receipts.
 AOF_ALWAYS: Final = "aof-always"  # Redis wrote the entry to its append-only file and called fsync before it answered
 COMMIT: Final = "postgresql-commit"  # PostgreSQL committed it, with its synchronous_commit
+LATEST_MS: Final = 221_845_392_000_000  # the year 9000: Python can also express what is promised after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,11 @@ def utc(time: datetime) -> str:
 
 
 def from_milliseconds(milliseconds: float | str) -> datetime:
-    """Return a time of Redis, which is given in milliseconds since 1970."""
-    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
+    """Return a time of Redis, which is given in milliseconds since 1970; raise ValueError if it cannot be one."""
+    given = int(milliseconds)
+    if not 0 <= given <= LATEST_MS:
+        raise ValueError("the time is out of range")
+    return datetime.fromtimestamp(given / 1000, UTC)
 
 
 def milliseconds(time: datetime) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from models.driver_values import array, array_of_ids, storable
+from models.driver_values import array, array_of_ids
 from models.receipts import Level
 from models.sql import sql
 from outbox.lease import Db, connection_of
@@ -55,9 +55,12 @@ INSERT_SAVED: Final = sql(f"""
         FROM receipts JOIN ledger.ingest_task USING (id) CROSS JOIN clock WHERE notify IS NOT NULL)
     SELECT id, seq, saved_at, task_id FROM receipts
 """)
-# reject: → rejected. If it was rejected before, the newest reason stays.
+# reject: → rejected. If it was rejected before, the newest reason stays. The same entry is rejected again after a crash
+# of the saver; a destination is notified once.
 INSERT_REJECTED: Final = sql(f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
+    known AS MATERIALIZED (
+        SELECT FROM ledger.receipt WHERE id = :id AND level = '{Level.REJECTED}' AND accepted_at = :accepted_at),
     rejected AS (
         INSERT INTO ledger.receipt ({COLUMNS}, saved_at, code, reason, entry)
         SELECT :id, '{Level.REJECTED}', :kind, :principal, :client_id, :sha, :policy, :is_ordered, NULL,
@@ -72,17 +75,18 @@ INSERT_REJECTED: Final = sql(f"""
         INSERT INTO ledger.outbox_event (destination, payload, created_at)
         SELECT :notify, jsonb_build_object('taskId', CAST(:id AS uuid), 'level', '{Level.REJECTED}',
                                            'code', CAST(:code AS text), 'reason', CAST(:reason AS text)), at
-        FROM clock WHERE CAST(:notify AS text) IS NOT NULL)
+        FROM clock WHERE CAST(:notify AS text) IS NOT NULL AND NOT EXISTS (SELECT FROM known))
     SELECT seq, saved_at FROM rejected
 """)
 SAVED: Final = sql(f"""
     SELECT id, seq, saved_at, task_id FROM ledger.receipt
     WHERE id = ANY(CAST(:ids AS uuid[])) AND level = '{Level.SAVED}'
 """)
-# The newest receipt of an id: one that was rejected may have been sent again and saved, or the other way round.
+# The receipt of an id. If another payload under the same id was rejected, the one that was saved counts.
 FIND: Final = sql(f"""
-    SELECT {COLUMNS}, seq, saved_at, code, reason FROM ledger.receipt WHERE id = :id
-    ORDER BY accepted_at DESC, seq DESC LIMIT 1
+    SELECT {COLUMNS}, seq, saved_at, code, reason FROM ledger.receipt
+    WHERE id = :id AND (CAST(:level AS text) IS NULL OR level = :level)
+    ORDER BY level = 'saved' DESC, seq DESC LIMIT 1
 """)
 LIST: Final = sql(f"""
     SELECT {COLUMNS}, seq, saved_at, code, reason, entry FROM ledger.receipt
@@ -151,19 +155,22 @@ def read_saved(db: Db, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Saved]:
 def reject(
     db: Db, row: Row, promise_seconds: float, *, code: str, reason: str, entry: Any, notify: str | None = None
 ) -> tuple[int, datetime]:
-    """Record that a message can never be saved, with the message itself. Return number and time of its receipt."""
+    """Record that a message can never be saved, with the message itself. Return number and time of its receipt.
+
+    All texts must be storable.
+    """
     values = {
         "id": row.id,
         "kind": row.kind,
-        "principal": storable(row.principal),
-        "client_id": None if row.client_id is None else storable(row.client_id),
+        "principal": row.principal,
+        "client_id": row.client_id,
         "sha": row.sha256,
         "policy": row.policy,
         "is_ordered": row.ordered,
         "accepted_at": row.accepted_at,
         "promise": promise_seconds,
         "code": code,
-        "reason": storable(reason)[:1000],
+        "reason": reason,
         "entry": json.dumps(entry),
         "notify": notify,
     }
@@ -191,9 +198,9 @@ def receipt_of(row: Row, saved: Saved, promise_seconds: float) -> Receipt:
     )
 
 
-def find(connection: Connection, id_: uuid.UUID) -> Receipt | None:
-    """Return the newest receipt of a message, or None."""
-    row = connection.execute(FIND, {"id": id_}).one_or_none()
+def find(connection: Connection, id_: uuid.UUID, *, level: Level | None = None) -> Receipt | None:
+    """Return the newest receipt of a message, or the one of a level; None if there is none."""
+    row = connection.execute(FIND, {"id": id_, "level": level and level.value}).one_or_none()
     return None if row is None else receipt_of_row(row)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -179,26 +180,28 @@ def _values_of(receipt: Receipt) -> list[Any]:
     return [receipt.sha256, receipt.level.value, receipt.ledger_seq, at, *told]
 
 
-def _pushes(settled: Settled, *, is_delivered: bool) -> list[str]:
+def _pushes(settled: Settled, *, is_delivered: bool) -> list[bytes]:
     """Return pairs of a channel and a frame: the receipt for the sender, and the message for the receiver."""
     try:
         message = chat_messages.read_entry(settled.entry)
+        pairs = frames.published(message.sender, frames.receipt_frame(message, settled.receipt))
+        if settled.receipt.level is Level.SAVED and not is_delivered:
+            pairs += frames.published(message.receiver, frames.message_frame(message))
     except (KeyError, ValueError):
-        return []  # the entry was rejected, and does not say who sent it
-    pairs = [frames.channel_of(message.sender), frames.encode(frames.receipt_frame(message, settled.receipt))]
-    if settled.receipt.level is Level.SAVED and not is_delivered:
-        pairs += [frames.channel_of(message.receiver), frames.encode(frames.message_frame(message))]
+        return []  # the entry was rejected, and does not say who sent it, or not as text
     return pairs
 
 
 def _count(results: Sequence[Settled]) -> None:
     new = [each.receipt for each in results if each.is_new]
     metrics.RECEIPT_FAILURES_TOTAL.labels("duplicate").inc(len(results) - len(new))
-    lags = []
-    for receipt in new:
-        metrics.RECEIPTS_TOTAL.labels(receipt.level.value).inc()
-        if receipt.saved_at is not None:
-            lags.append(max(0.0, (receipt.saved_at - receipt.accepted_at).total_seconds()))
+    for level, count in Counter(receipt.level for receipt in new).items():
+        metrics.RECEIPTS_TOTAL.labels(level.value).inc(count)
+    lags = [
+        max(0.0, (receipt.saved_at - receipt.accepted_at).total_seconds())
+        for receipt in new
+        if receipt.saved_at is not None
+    ]
     metrics.observe_many(metrics.RECEIPT_SAVE_LAG_SECONDS, lags)
     if late := sum(lag > settings.current().receipt_promise_seconds for lag in lags):
         metrics.RECEIPT_PROMISES_MISSED_TOTAL.inc(late)

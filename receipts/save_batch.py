@@ -2,7 +2,7 @@
 
 Both are written by the transaction of the batch. If the batch fails because of an entry, it is saved in halves, so that
 one bad entry does not stop the others. An outage, a lock or a lost shard is nobody's fault: it is raised, and the batch
-is saved again later.
+is saved again later. An entry may have been written by any program, so whatever reading it raises is its own fault.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 import settings
-from models.database_errors import translate
 from models.driver_values import storable
 from models.errors import CeleriacError, LeaseLost, LedgerBusy, Unreachable
 from models.guarded_session import GuardedSession
@@ -34,7 +33,11 @@ logger = logging.getLogger(__name__)
 BAD_ENTRY: Final = "bad_entry"
 NOT_STORABLE: Final = "not_storable"
 SHOWN_CHARACTERS: Final = 10_000  # of each field of an entry that was rejected
+REASON_CHARACTERS: Final = 1000
 UNKNOWN: Final = "unknown"
+PROGRAM_LIMITS: Final = "54"  # a class of SQLSTATEs, such as: a value is too long for an index
+# What reading an entry may raise: fields that miss, JSON of another shape or nested too deeply, times out of range.
+UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,46 +70,65 @@ def _settle(db: GuardedSession, kind: str, entry: Entry, result: SaveResult) -> 
     row, promise = _row_of(kind, entry), settings.current().receipt_promise_seconds
     if isinstance(result, Saved):
         return Settled(entry, rows.receipt_of(row, result, promise), result.is_new)
-    shown = {name: storable(value[:SHOWN_CHARACTERS]) for name, value in entry.fields.items()}
-    code, reason = result.code, result.reason
+    row = _storable_row(row)
+    shown = {storable(name): storable(value[:SHOWN_CHARACTERS]) for name, value in entry.fields.items()}
+    code, reason = result.code, storable(result.reason)[:REASON_CHARACTERS]
     seq, at = rows.reject(db, row, promise, code=code, reason=reason, entry=shown, notify=_notify_of(entry))
     receipt = replace(rows.receipt_of(row, Saved(seq, at), promise), level=Level.REJECTED, code=code, reason=reason)
     fields = {"event": "receipt_rejected", "code": result.code, "kind": kind}
-    logger.error("The message %s was rejected: %s", row.id, result.reason, extra=fields)
+    logger.error("The message %s was rejected: %s", row.id, reason, extra=fields)
     return Settled(entry, receipt, is_new=True)
 
 
 def _is_fault_of_an_entry(error: Exception) -> bool:
     if isinstance(error, LeaseLost | LedgerBusy | Unreachable) or is_outage(error) or asks_to_repeat(error):
         return False
-    if isinstance(translate(error), LedgerBusy | Unreachable):
-        return False
-    return isinstance(error, CeleriacError | DataError | IntegrityError | ValueError | KeyError | TypeError)
+    if isinstance(error, DBAPIError):
+        return _is_not_storable(error)
+    return isinstance(error, (CeleriacError, *UNREADABLE))
+
+
+def _is_not_storable(error: DBAPIError) -> bool:
+    state = getattr(error.orig, "pgcode", None) or ""
+    return isinstance(error, DataError | IntegrityError) or state.startswith(PROGRAM_LIMITS)
 
 
 def _rejected(error: Exception) -> Rejected:
     match error:
         case CeleriacError():
             return Rejected(error.code, error.message)
-        case DataError() | IntegrityError():
+        case DBAPIError():
             return Rejected(NOT_STORABLE, f"PostgreSQL cannot store it: {str(error.orig).partition(chr(10))[0]}.")
-    return Rejected(BAD_ENTRY, f"The entry cannot be read: {type(error).__name__} {error}.")
+    return Rejected(BAD_ENTRY, f"The entry cannot be read: {type(error).__name__} {str(error).rstrip('.')}.")
 
 
 def _row_of(kind: str, entry: Entry) -> rows.Row:
     """Return what the receipt says, also for an entry that was not written by `accept`."""
     try:
         return kinds.saver_of(kind).row_of(kind, entry)
-    except (ValueError, KeyError, TypeError):
-        at = from_milliseconds(entry.id.partition("-")[0])
+    except (CeleriacError, *UNREADABLE):
         id_ = keyed_id("entry", f"{kind} {entry.id}")
-        return rows.Row(id_, kind, UNKNOWN, None, UNKNOWN, min(at, datetime.now(UTC)), AOF_ALWAYS)
+        return rows.Row(id_, kind, UNKNOWN, None, UNKNOWN, _time_of(entry), AOF_ALWAYS)
+
+
+def _time_of(entry: Entry) -> datetime:
+    """Return when an entry was added. Its id may have been chosen by the program that added it."""
+    now = datetime.now(UTC)
+    try:
+        return min(from_milliseconds(entry.id.partition("-")[0]), now)
+    except ValueError:
+        return now
+
+
+def _storable_row(row: rows.Row) -> rows.Row:
+    client_id = None if row.client_id is None else storable(row.client_id)
+    return replace(row, principal=storable(row.principal), client_id=client_id, sha256=storable(row.sha256))
 
 
 def _notify_of(entry: Entry) -> str | None:
     """Return the destination that an entry asks to notify, if there is such a destination."""
     try:
         given = json.loads(entry.fields["task"]).get("notify")
-    except (ValueError, KeyError, AttributeError):
+    except UNREADABLE:
         return None
     return given if isinstance(given, str) and given in settings.current().outbox_destinations else None

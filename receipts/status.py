@@ -1,7 +1,8 @@
 """How far a message is: look in Redis first, then in the ledger. An accepted message is never called unknown.
 
 Redis          ledger         answer
-has a claim    (not asked)    what the claim says
+has a claim    (not asked)    what the claim says; only if it says `rejected`, the ledger is asked as well, because
+                              another payload under the same id may have been saved
 no claim       has a receipt  what the receipt says
 no claim       no receipt     UnknownReceipt
 no claim       down           Unreachable: the ledger may know it
@@ -37,14 +38,21 @@ async def find_receipt(
 ) -> Receipt:
     """Return the receipt of a message; raise UnknownReceipt, or which server had to be asked and did not answer."""
     unreachable: ReceiptLogUnreachable | None = None
+    claim: Receipt | None = None
     try:
-        if claim := await find_claim(log, id_):
-            return claim
+        claim = await find_claim(log, id_)
     except ReceiptLogUnreachable as error:
         unreachable = error
-    found = await read_ledger(id_)
-    if found.receipt is not None:
-        return found.receipt
+    if claim is not None and claim.level is not Level.REJECTED:
+        return claim
+    try:
+        found = await read_ledger(id_)
+    except Exception:
+        if claim is not None:
+            return claim
+        raise
+    if receipt := found.receipt or claim:
+        return receipt
     if unreachable is not None and found.was_two_phase:
         raise unreachable
     raise UnknownReceipt(f"There is no receipt {id_}.")

@@ -83,17 +83,13 @@ def copy_to_log(client: Any, switches: Switches) -> bool:
     Return True if that has changed who reads it.
     """
     current = settings.current()
-    key = kinds.switches_key()
-    if any(row.name is Switch.TWO_PHASE for row in switches.set_by_operators):
-        client.hset(key, Switch.TWO_PHASE.value, _word(switches.two_phase))
-    else:
-        client.hdel(key, Switch.TWO_PHASE.value)
-    values = [_word(switches.deliver_before_saved), kinds.group_of(current.receipt_group_save)]
+    is_set = any(row.name is Switch.TWO_PHASE for row in switches.set_by_operators)
     changed = client.eval(
         lua.SWITCH,
         1 + current.receipt_shards,
-        *[key, *_chat_shards()],
-        *[*values, kinds.group_of(current.receipt_group_deliver)],
+        *[kinds.switches_key(), *_chat_shards()],
+        *[_word(switches.deliver_before_saved), kinds.group_of(current.receipt_group_save)],
+        *[kinds.group_of(current.receipt_group_deliver), _word(switches.two_phase) if is_set else ""],
     )
     return bool(changed)
 

@@ -5,19 +5,19 @@ An entry has the fields `id`, `principal`, `clientId`, `sha256`, `createdAtMs` a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy.orm import Session
 
 import settings
 from models.errors import CeleriacError
-from outbox.canonical_json import canonical_json
+from models.receipts import Level
+from outbox.canonical_json import payload_sha
 from receipts import kinds, rows
 from receipts.accept import Message
 from receipts.receipt import AOF_ALWAYS, COMMIT, Receipt, from_milliseconds
@@ -30,24 +30,20 @@ ID: Final = "id"
 TASK: Final = "task"
 
 
-def payload_sha(payload: Any) -> str:
-    """Return the hash that a receipt has: SHA-256 of the payload's canonical JSON."""
-    return hashlib.sha256(canonical_json(payload).encode()).hexdigest()
-
-
 def message_of(new: NewTask, *, principal: str, client_id: str | None, kind: str = kinds.TASKS) -> Message:
     """Return the message that accepts a task, or raise Misuse. `client_id` is the idempotency key of the client."""
-    check_task(new)
-    id_, sha = id_of(new), payload_sha(new.payload)
+    checked = check_task(new)
+    id_, sha = id_of(new), payload_sha(checked.payload)
     written = {
         "type": new.type,
         "payload": new.payload,
         "key": new.key,
-        "queue": new.queue,
-        "priority": new.priority,
+        "queue": checked.queue,
+        "priority": checked.priority,
         "run_at": new.run_at.isoformat() if isinstance(new.run_at, datetime) else None,
         "partition_key": new.partition_key,
-        "max_attempts": new.max_attempts,
+        "max_attempts": checked.max_attempts,
+        "batch": checked.batch,  # of the handler, which the saver may not have while a new version is deployed
         "context": dict(new.context),
         "notify": new.notify,
     }
@@ -71,7 +67,7 @@ def save_now(db: Session, message: Message, new: NewTask, *, ordered: bool) -> R
     )
     promise = settings.current().receipt_promise_seconds
     saved = rows.insert(db, [row], promise)[message.id]
-    receipt = rows.find(db.connection(), message.id) if not saved.is_new else None
+    receipt = rows.find(db.connection(), message.id, level=Level.SAVED) if not saved.is_new else None
     return replace(receipt, duplicate=True) if receipt else rows.receipt_of(row, saved, promise)
 
 
@@ -111,12 +107,13 @@ class _Given:
 
 def _read(kind: str, entry: Entry) -> _Given | Rejected:
     written = json.loads(entry.fields[TASK])
-    run_at = written.pop("run_at")
+    run_at, batch = written.pop("run_at"), written.pop("batch", None)
     new = NewTask(**written, run_at=run_at and datetime.fromisoformat(run_at))
     try:
-        return _Given(row_of(kind, entry), check_task(new))
+        checked = check_task(new)
     except CeleriacError as error:
         return Rejected(error.code, error.message)
+    return _Given(row_of(kind, entry), checked if checked.batch else replace(checked, batch=batch))
 
 
 def _result(
@@ -131,4 +128,5 @@ def _result(
     if isinstance(found, IdempotencyConflict) or once[given.row.id].checked.payload != given.checked.payload:
         conflict = IdempotencyConflict(given.row.id)
         return Rejected(conflict.code, conflict.message)
-    return replace(saved[given.row.id], is_new=found.created)
+    result = saved[given.row.id]
+    return result if result.is_new == found.created else replace(result, is_new=found.created)

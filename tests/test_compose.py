@@ -201,12 +201,19 @@ def test_a_worker_of_either_stack_and_of_the_image_releases_its_tasks_at_sigterm
 
 def test_the_api_limits_the_time_of_requests_in_both_stacks(stack: ServersOfTests) -> None:
     from api.http_protocol import GuardedProtocol
+    from api.websocket_protocol import GuardedWebSocket
     from embedded.stack import plan
 
     (planned,) = (program for program in plan(stack.home, settings.current()).programs if program.role == "api")
-    protocol = f"{GuardedProtocol.__module__}:{GuardedProtocol.__qualname__}"
-    for command in (planned.command, OURS["api"]["command"]):
-        assert f"--http {protocol}" in " ".join(command).replace("--http=", "--http ")
+    for option, protocol in (("--http", GuardedProtocol), ("--ws", GuardedWebSocket)):
+        for command in (planned.command, OURS["api"]["command"]):
+            given = " ".join(command).replace(f"{option}=", f"{option} ")
+            assert f"{option} {protocol.__module__}:{protocol.__qualname__}" in given
+    limits = [
+        sorted(re.findall(r"--ws-[a-z-]+ \S+", " ".join(command).replace("=", " ")))
+        for command in (planned.command, OURS["api"]["command"])
+    ]
+    assert limits[0] == limits[1] != []
 
 
 @pytest.mark.parametrize("name", ["api", "flower"])

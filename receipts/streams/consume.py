@@ -73,7 +73,9 @@ def consume_together(
 ) -> bool:
     """Hold those of the shards that are free and consume them in turn, for some time. Return False if none is free.
 
-    An error ends the run of its shard only, and is raised when the others have ended.
+    The others are held as soon as they become free: after a crash their leases expire one after the other.
+    An error ends the run of its shard only. The shard is tried again after a second, so that a short outage does not
+    leave it without a consumer as long as the others have one; the error of a last attempt is raised at the end.
     """
     runs: list[ShardRun] = []
     ends_at, called_at = time.monotonic() + seconds, 0.0
@@ -87,6 +89,7 @@ def consume_together(
             if now - called_at >= 1:
                 every_second()
                 called_at = now
+                going += _begin_others(shards, runs, going)
             found = False
             for run in list(going):
                 if not run.goes_on(run.step):
@@ -116,6 +119,20 @@ def _hold_free(shards: Sequence[Shard]) -> Iterator[ShardRun]:
             except BaseException:
                 lease.release()
                 raise
+
+
+def _begin_others(shards: Sequence[Shard], runs: list[ShardRun], going: Sequence[ShardRun]) -> list[ShardRun]:
+    """Hold shards that are not consumed, because they were not free or their run has failed.
+
+    Add their runs to `runs`, and return those that have begun.
+    """
+    for run in [run for run in runs if run not in going]:
+        runs.remove(run)
+        run.end()
+    consumed = {run.shard.stream for run in going}
+    before = len(runs)
+    runs += _hold_free([shard for shard in shards if shard.stream not in consumed])
+    return [run for run in runs[before:] if run.goes_on(run.begin)]
 
 
 def _end_all(runs: Sequence[ShardRun]) -> None:

@@ -44,8 +44,12 @@ _RENEW: Final = f"""
 RENEW_SHARD: Final = sql(f"{_RENEW} RETURNING true")
 # begin_checkpoint: the same, and draw the id of the next checkpoint.
 BEGIN_CHECKPOINT: Final = sql(f"{_RENEW} RETURNING nextval('ledger.checkpoint_id_seq')")
-# hold_shard: lock the row, so that no other consumer takes the shard over before the end of this transaction.
-HOLD_SHARD: Final = sql(f"SELECT true FROM ledger.shard_lease WHERE {_HELD} FOR NO KEY UPDATE")
+# hold_shard: lock the row, so that no other consumer takes the shard over before the end of this transaction. A process
+# that hangs in the transaction is cut off by PostgreSQL after a lease, or the next consumer would wait for it.
+HOLD_SHARD: Final = sql(f"""
+    SELECT set_config('idle_in_transaction_session_timeout', CAST(round(:seconds * 1000) AS text), true)
+    FROM ledger.shard_lease WHERE {_HELD} FOR NO KEY UPDATE
+""")
 # release_shard: held under this token → free.
 RELEASE_SHARD: Final = sql(f"""
     UPDATE ledger.shard_lease SET holder = NULL, lease_token = NULL, lease_until = NULL WHERE {_HELD}

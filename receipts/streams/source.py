@@ -28,6 +28,17 @@ from receipts.streams.fault_events import FaultEvent, log_event
 from receipts.streams.shard_lease import ShardLease
 from sinks.hash_tags import key_beside
 
+# Both begin with a write that needs no memory, so that Redis lets them write when its memory is used up.
+OPEN: Final = """
+    redis.call('DEL', KEYS[2])
+    local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+    if type(made) == 'table' and made.err and string.sub(made.err, 1, 9) ~= 'BUSYGROUP' then return made end
+    return 1
+"""
+BECOME_HOLDER: Final = """
+    redis.call('DEL', KEYS[1])
+    return redis.call('SET', KEYS[1], ARGV[1])
+"""
 CLAIM: Final = """
     if redis.call('GET', KEYS[2]) ~= ARGV[1] then return false end
     local claimed, cursor, others, deleted = 0, '0-0', 0, 0
@@ -59,7 +70,6 @@ NEW: Final = ">"
 PATIENCE_SECONDS: Final = 5.0  # for an answer of Redis, beyond the time of a blocking read
 NOT_IDLE_PAUSE_SECONDS: Final = 0.2
 CLOSED_PAUSE_SECONDS: Final = 0.02
-GROUP_EXISTS: Final = "BUSYGROUP"
 
 
 class StreamSource:
@@ -90,12 +100,11 @@ class StreamSource:
 
     def open(self) -> None:
         """Create the group, and let the scripts read for this consumer and no other."""
-        try:
-            self.ask("xgroup_create", self.shard.key, self.shard.group, id="0", mkstream=True)
-        except redis.ResponseError as error:
-            if not str(error).startswith(GROUP_EXISTS):
-                raise
+        keys = [self.shard.key, self._holder_key]
+        self.ask(self.client.register_script(OPEN), keys=keys, args=[self.shard.group])
         self._become_holder()
+        if self.shard.consumer.acknowledge is not None:
+            self.shard.consumer.acknowledge(self, [])  # deletes what a consumer has left that died before it did so
         self.last_id = self._last_delivered_id()
 
     def read(self, count: int, *, wait_seconds: float) -> list[Entry]:
@@ -150,7 +159,8 @@ class StreamSource:
         return str(found)
 
     def _become_holder(self) -> None:
-        self.ask("set", self._holder_key, self.lease.token.hex)
+        script = self.client.register_script(BECOME_HOLDER)
+        self.ask(script, keys=[self._holder_key], args=[self.lease.token.hex])
         self.lease.renew()  # after the write: raises LeaseLost if another consumer has taken the shard over
 
     def _claim_old_ones(self, wait_seconds: float) -> bool:

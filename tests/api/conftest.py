@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from api.app import app
 from tests.api.callers import Callers
+from tests.api.chat_fixtures import ann, bob, configure, token, two_phase  # noqa: F401 - fixtures
 from tests.api.server import Server
 from tests.servers import ServersOfTests
 

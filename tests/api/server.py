@@ -9,6 +9,7 @@ import uvicorn
 
 from api.app import app
 from api.http_protocol import GuardedProtocol
+from api.websocket_protocol import GuardedWebSocket
 from tests.servers import wait_until
 
 
@@ -17,7 +18,17 @@ class Server:
 
     def __init__(self) -> None:
         self.uvicorn = uvicorn.Server(
-            uvicorn.Config(app, port=0, http=GuardedProtocol, log_config=None, log_level="trace", lifespan="off")
+            uvicorn.Config(
+                app,
+                port=0,
+                http=GuardedProtocol,
+                ws=GuardedWebSocket,
+                ws_max_size=1_048_576,
+                ws_per_message_deflate=False,
+                log_config=None,
+                log_level="trace",
+                lifespan="on",  # it closes the connections of this event loop
+            )
         )
         self.thread = threading.Thread(target=self.uvicorn.run)
 

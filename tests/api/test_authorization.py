@@ -104,9 +104,9 @@ def test_an_expired_token_is_rejected_by_the_ledgers_clock(callers: Callers, sta
     assert expect_error(caller.get("/api/tasks/1"), 401, "unauthenticated") == "The token has expired."
 
 
-def test_a_websocket_cannot_bypass_the_token_check(client: TestClient, callers: Callers) -> None:
-    headers = {"Authorization": f"Bearer {callers().token}"}
-    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/ws/chat", headers=headers):
+@pytest.mark.parametrize("path", ["/ws/chat", "/api/tasks", "/healthz", "/"])
+def test_a_websocket_cannot_bypass_the_token_check(client: TestClient, path: str) -> None:
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect(path):
         raise AssertionError("The WebSocket was accepted.")
 
 

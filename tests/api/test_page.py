@@ -29,7 +29,10 @@ def test_every_route_and_its_scopes_are_on_the_page() -> None:
 
 def test_every_route_but_the_probes_has_an_example() -> None:
     routes = {(method, path) for method, path, _ in ROUTES}
-    shown = {(each.method, each.path.replace("$TASK", "{task_id}").replace("$RECEIPT", "{receipt_id}")) for each in examples()}
+    shown = {
+        (each.method, each.path.replace("$TASK", "{task_id}").replace("$RECEIPT", "{receipt_id}"))
+        for each in examples()
+    }
     assert shown <= routes
     assert shown == {(method, path) for method, path in routes if path not in OPEN_PATHS}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import psycopg2
@@ -242,3 +243,16 @@ def test_a_statement_that_arrives_byte_by_byte_is_recognised_and_passed_on_whole
 def test_a_reply_of_redis_counts_when_it_is_complete(reply: bytes) -> None:
     conversation = RedisConversation()
     assert [conversation.answer(byte) for byte in one_by_one(reply)] == [0] * (len(reply) - 1) + [1]
+
+
+def test_a_delay_makes_every_statement_slower_until_it_is_ended(proxy: FaultProxy, server: str) -> None:
+    proxy.delay(COMMIT, 0.1)
+    began_at = time.monotonic()
+    for _ in range(2):
+        execute(proxy.url, INSERT)
+    assert time.monotonic() - began_at >= 0.2
+    assert count(server) == 2
+    proxy.delay(COMMIT, 0)
+    began_at = time.monotonic()
+    execute(proxy.url, INSERT)
+    assert time.monotonic() - began_at < 0.1

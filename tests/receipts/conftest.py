@@ -12,7 +12,8 @@ import settings
 from models.engine import engine
 from receipts.streams import consume
 from sinks.configuration import open_sinks
-from tests.receipts.consuming import StreamUnderTest
+from tests.receipts.consuming import StreamUnderTest, point_at
+from tests.receipts.log_server import LogServer
 from tests.receipts.places import CREATE, EMPTY, PLACES, StreamPlace
 from tests.receipts.receiving import Receiving
 from tests.servers import ServersOfTests
@@ -70,6 +71,14 @@ def only(*names: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let savers and deliverers read few entries at once, and not wait for long."""
+    monkeypatch.setenv("RECEIPT_BATCH_SIZE", str(BATCH))
+    monkeypatch.setenv("RECEIPT_BLOCK_MS", "50")
+    settings.current.cache_clear()
+
+
+@pytest.fixture
 def receiving(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiving]:
     """An installation that answers `accepted`."""
     monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "true")
@@ -77,3 +86,16 @@ def receiving(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterat
     made = Receiving()
     yield made
     made.close()
+
+
+@pytest.fixture
+def log_server(ledger: ServersOfTests) -> Iterator[LogServer]:
+    """A receipt log that a test may kill; this process uses it."""
+    made = LogServer(ledger.home)
+    made.start()
+    with made.client() as client:
+        client.flushall()
+    point_at(ledger, REDIS_URL=made.url)
+    yield made
+    if made.child is not None:
+        made.kill()

@@ -10,6 +10,7 @@ import redis
 
 import failpoint
 import metrics
+import settings
 from models.engine import engine
 from models.sql import sql
 from receipts.streams.consume import ShardRun, consume
@@ -100,6 +101,12 @@ class StreamUnderTest:
             committed = list(connection.scalars(OFFSETS))
             leases = connection.scalar(LEASES)
         return (self.unacknowledged(), committed, leases, self.place.left_behind()) == ([], [True], 0, [])
+
+
+def point_at(servers: ServersOfTests, **addresses: str) -> None:
+    """Replace addresses of servers."""
+    servers.home.write_stack({**servers.addresses, "DATABASE_URL": settings.current().database_url, **addresses})
+    settings.current.cache_clear()
 
 
 def void(_: object) -> None:

@@ -11,8 +11,7 @@ from chaos.fault_proxy import COMMIT, EVALSHA, Fault, FaultProxy
 from models.errors import Unreachable
 from sinks.configuration import open_sinks
 from tests.receipts.conftest import only
-from tests.receipts.consuming import StreamUnderTest
-from tests.servers import ServersOfTests
+from tests.receipts.consuming import StreamUnderTest, point_at
 
 COUNT = 6
 FAULTS = [Fault.LOSE_REPLY, Fault.RESET]
@@ -35,12 +34,6 @@ def ledger_line(stream: StreamUnderTest) -> Iterator[FaultProxy]:
         open_sinks().installation()  # the commit of which is not meant
         yield proxy
         point_at(stream.servers, DATABASE_URL=database)
-
-
-def point_at(servers: ServersOfTests, **addresses: str) -> None:
-    """Replace addresses of servers."""
-    servers.home.write_stack({**servers.addresses, "DATABASE_URL": settings.current().database_url, **addresses})
-    settings.current.cache_clear()
 
 
 @pytest.mark.guarantee

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+import settings
 from models.engine import engine
 from models.receipts import Level
 from receipts import rows
 from receipts.chat_messages import ChatMessage
+from receipts.deliver import deliver_any_shard
+from receipts.receipt import milliseconds
 from receipts.save import save_any_shard
 from tasks.submission.envelope import NewTask
 from tests.receipts.receiving import Receiving
@@ -32,4 +37,31 @@ def test_a_task_is_accepted_and_then_saved(receiving: Receiving) -> None:
     assert receipt.level is Level.ACCEPTED
     assert save_any_shard(10, until_idle=True)
     assert scalar("SELECT count(*) FROM ledger.ingest_task WHERE id = :id", id=receipt.id) == 1
+    assert receiving.is_empty()
+
+
+def test_a_chat_entry_has_exactly_the_fields_of_the_specification(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECEIPT_DELIVER_BEFORE_SAVED", "true")
+    settings.current.cache_clear()
+    receipt = receiving.chat(ChatMessage("ann", "bob", "1", "hello", sent_ms=1_700_000_000_000))
+    ((_, entry),) = receiving.client.xrange("im:stream:single_chat:accepted")
+    assert entry.pop("producerServerId")
+    assert entry == {
+        "serverMsgId": str(receipt.id),
+        "clientMsgId": "1",
+        "fromUserId": "ann",
+        "toUserId": "bob",
+        "msgType": "text",
+        "body": "hello",
+        "sendTs": "1700000000000",
+        "createdAtMs": str(milliseconds(receipt.accepted_at)),
+    }
+    assert deliver_any_shard(10, until_idle=True)
+    ((_, moved),) = receiving.client.xrange("im:stream:single_chat:to_save")
+    assert moved.pop("deliveredAttemptTs") >= entry["createdAtMs"]
+    assert moved.pop("producerServerId")
+    assert moved == entry
+    assert save_any_shard(10, until_idle=True)
     assert receiving.is_empty()
