@@ -31,7 +31,7 @@ HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 REST_SECONDS: Final = 5.0
 LEAST_BYTES_PER_SECOND: Final = 16_384
-MOST_WITHOUT_HEAD: Final = 200
+MOST_WITHOUT_HEAD: Final = 1000  # more than clients that reconnect at once after a restart
 
 
 class GuardedProtocol(H11Protocol):

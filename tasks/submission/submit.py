@@ -134,9 +134,7 @@ def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitte
         raise
 
 
-def submit_each(
-    session: Db, tasks: Sequence[tuple[uuid.UUID, CheckedTask]]
-) -> list[Submitted | IdempotencyConflict]:
+def submit_each(session: Db, tasks: Sequence[tuple[uuid.UUID, CheckedTask]]) -> list[Submitted | IdempotencyConflict]:
     """Submit tasks whose ids are known already, in one transaction; a conflict does not undo the others.
 
     Their ids must not repeat. A type or queue that is unknown raises, and nothing was submitted then.

@@ -1,6 +1,6 @@
 """The messages of a sender stay in order from `accepted` to the ledger and to the receiver, whatever dies or hangs.
 
-Savers and deliverers are processes that are killed or suspended at windows chosen by a seed. A suspended one goes on
+Savers and deliverers are processes that are killed or suspended at windows chosen at random. A suspended one goes on
 after its successor has done its work, and must not disturb it.
 """
 
