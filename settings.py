@@ -186,7 +186,7 @@ class Settings(BaseSettings):
     receipt_stream_to_save: str = setting("im:stream:single_chat:to_save", "stream of messages to save")
     receipt_group_deliver: str = setting("deliver", "consumer group that delivers messages")
     receipt_group_save: str = setting("save", "consumer group that saves messages")
-    receipt_batch_size: int = setting(200, "entries that a consumer reads at once", ge=1)
+    receipt_batch_size: int = setting(1000, "entries that a consumer reads at once; fewer if they are large", ge=1)
     receipt_block_ms: int = setting(1000, "how long a consumer waits for entries", ge=1)
     receipt_shards: int = setting(1, "number of streams of each kind; a sender always uses the same one", ge=1, le=256)
     receipt_stream_limit: int = setting(100_000, "entries in one stream beyond which nothing is accepted (429)", ge=1)

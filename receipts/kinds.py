@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import uuid
 from collections.abc import Sequence
+from functools import cache
 from typing import Final, Protocol, cast
 
 from sqlalchemy.orm import Session
@@ -44,6 +45,7 @@ class Saver(Protocol):
         """Write entries and their receipts into the ledger. What it raises concerns all of them."""
 
 
+@cache
 def saver_of(kind: str) -> Saver:
     return cast("Saver", importlib.import_module(SAVERS[kind]))
 

@@ -49,6 +49,8 @@ from receipts.streams.shard_lease import ShardLease
 from receipts.streams.source import StreamSource, wait_for_any
 from sinks.contract import UnknownSink
 
+BATCH_CHARACTERS: Final = 16_000_000
+FIRST_ENTRY_CHARACTERS: Final = 100_000.0  # what the entries of the first batch are assumed to have
 LARGEST_CHECKPOINT: Final = 2000  # entries; what they write to Redis lists is stored in one row of the ledger
 
 
@@ -159,6 +161,7 @@ class ShardRun:
         self._checkpoint_at = 0.0  # the last one, by `time.monotonic()`
         self._began_at = 0.0
         self.has_found = False  # entries, in the last step
+        self._entry_size = FIRST_ENTRY_CHARACTERS  # the average of the last batch
         self.failure: Exception | None = None
         given = shard.consumer.defers_ack
         self.defers_ack = self.settings.checkpoint_defer_ack if given is None else given
@@ -202,10 +205,11 @@ class ShardRun:
     def collect(self, *, wait_seconds: float = 0.0) -> bool:
         """Read a batch and call the handler. Return False if there was nothing to read."""
         self.lease.check()
-        entries = self.source.read(self.settings.receipt_batch_size, wait_seconds=wait_seconds)
+        entries = self.source.read(self._batch_size(), wait_seconds=wait_seconds)
         failpoint("stream.after_read")
         if not entries:
             return False
+        self._entry_size = sum(len(value) for entry in entries for value in entry.fields.values()) / len(entries)
         if not self.collected:
             if self.defers_ack or self.shard.consumer.sinks:  # only these need an id
                 self.checkpoint.id = self.lease.begin_checkpoint()
@@ -308,6 +312,11 @@ class ShardRun:
         if dropped := len(there) - len(left):
             log_event(FaultEvent.REPEATS_DROPPED, f"Dropped {dropped} repeated messages.", self.shard, entries=dropped)
         return left
+
+    def _batch_size(self) -> int:
+        """Return how many entries to read: as many as BATCH_CHARACTERS allow, if they are like the last ones."""
+        fitting = BATCH_CHARACTERS / max(1.0, self._entry_size)
+        return max(1, min(self.settings.receipt_batch_size, int(fitting)))
 
     def _is_due(self) -> bool:
         if not self.defers_ack or len(self.collected) >= LARGEST_CHECKPOINT:

@@ -185,6 +185,7 @@ def measured(temporary: Path, **options: float) -> dict[str, Any]:
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_bench_receipts_measures_everything_loses_nothing_and_cleans_up(temporary: Path) -> None:
     output = measured(temporary, seconds=1, rate=50, sustained_seconds=2, outage_seconds=3, clients=6, messages=8)
