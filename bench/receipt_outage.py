@@ -1,5 +1,7 @@
 """Measure how saving keeps up with accepting: the save lag under steady load, and the drain of a backlog.
 
+The lag is savedAt − acceptedAt of the receipt. savedAt is read inside the transaction, so it is before the commit.
+
 The backlog grows while PostgreSQL is stopped. The load ends right before PostgreSQL starts again, so that the drain and
 the bare INSERTs have the same machine to themselves. The drain counts from the first save after the outage to the last,
 by the ledger's clock.

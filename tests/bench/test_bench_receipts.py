@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,12 @@ def rows_of(url: str, table: str) -> int:
         connection.close()
 
 
-def measured(temporary: Path, **options: float) -> dict[str, Any]:
+def measured(temporary: Path, variables: Mapping[str, str] | None = None, **options: float) -> dict[str, Any]:
     """Run the bench as a program; return what it prints."""
     given = [f"--{name.replace('_', '-')}={value:g}" for name, value in options.items()]
     done = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "bench", "receipts", *given, "--json"],
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, **(variables or {}), "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         check=False,
@@ -188,7 +189,8 @@ def measured(temporary: Path, **options: float) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_bench_receipts_measures_everything_loses_nothing_and_cleans_up(temporary: Path) -> None:
-    output = measured(temporary, seconds=1, rate=50, sustained_seconds=2, outage_seconds=3, clients=6, messages=8)
+    few = {"seconds": 1, "rate": 50, "sustained_seconds": 2, "outage_seconds": 3, "clients": 6, "messages": 8}
+    output = measured(temporary, {"RECEIPT_BATCH_SIZE": "50"}, **few)  # a short outage must leave several batches
     found = output["found"]
     assert found.keys() == {field.name for field in dataclasses.fields(Found)}
     assert [each["name"] for each in found["conditions"]] == [IDLE, BUSY, SLOW_COMMITS]
