@@ -12,6 +12,7 @@ from receipts.chat_messages import ChatMessage
 from receipts.deliver import deliver_any_shard
 from receipts.receipt import milliseconds
 from receipts.save import save_any_shard
+from receipts.signing import verify_payload
 from tasks.submission.envelope import NewTask
 from tests.receipts.receiving import Receiving
 from tests.tasks.deliveries import scalar
@@ -65,3 +66,10 @@ def test_a_chat_entry_has_exactly_the_fields_of_the_specification(
     assert moved == entry
     assert save_any_shard(10, until_idle=True)
     assert receiving.is_empty()
+
+
+@pytest.mark.parametrize(
+    "payload", [{"a": 1e30}, {"a": -0.0}, {"b": 1, "a": "é"}, [1.50, "\N{OGHAM SPACE MARK}"], None]
+)
+def test_the_hash_of_a_receipt_is_the_one_that_verify_computes(receiving: Receiving, payload: object) -> None:
+    verify_payload(receiving.task(NewTask("demo.flaky", payload)).fields(), payload)
