@@ -115,6 +115,7 @@ def _connect(port: int, token: str | None, path: str, **options: Any) -> ClientC
         options["origin"] = Origin(options["origin"])
     if "subprotocols" in options:
         options["subprotocols"] = [Subprotocol(each) for each in options["subprotocols"]]
+    options.setdefault("close_timeout", 1)  # unread frames hide the answer to a close frame
     made = connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers, proxy=None, compression=None, **options)
     assert isinstance(made, ClientConnection)
     return made

@@ -206,10 +206,15 @@ def test_two_phase_can_be_switched_off_while_a_client_is_connected(
     assert [frame["clientMsgId"] for frame in bob.read_many(2)] == ["1", "2"]
 
 
+@pytest.fixture
+def quick_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are also read from the ledger, soon. It must come before the fixtures that connect."""
+    monkeypatch.setattr(chat_connection, "SYNC_SECONDS", 0.1)
+
+
 def test_a_message_is_delivered_before_it_is_saved_and_not_again_afterwards(
-    two_phase: None, configure: Configure, ann: ChatClient, bob: ChatClient, monkeypatch: pytest.MonkeyPatch
+    quick_sync: None, two_phase: None, configure: Configure, ann: ChatClient, bob: ChatClient
 ) -> None:
-    monkeypatch.setattr(chat_connection, "SYNC_SECONDS", 0.1)  # the message is also read from the ledger
     configure(RECEIPT_DELIVER_BEFORE_SAVED="true")
     for number in ("1", "2"):
         ann.send("bob", number)
