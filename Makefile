@@ -38,9 +38,10 @@ lint: .venv/ready-dev  ## check style, formatting, types and the direction of im
 demo: .venv/ready  ## kill a worker, empty the broker, and show that every effect happened once (30 s)
 	@$(BIN)/python manage.py demo $(ARGS)
 
-docs: .venv/ready  ## regenerate docs/configuration.md and docs/messages.md
+docs: .venv/ready  ## regenerate docs/configuration.md, docs/messages.md and docs/metrics.md
 	@$(BIN)/python manage.py config --markdown > docs/configuration.md
 	@$(BIN)/python manage.py config --messages > docs/messages.md
+	@$(BIN)/python manage.py config --metrics > docs/metrics.md
 
 requirements:  ## pin the packages of requirements*.in; keeps versions that still fit (needs uv)
 	@for name in requirements requirements-dev requirements-bench; do \

@@ -105,8 +105,9 @@ task_routes = {  # the first match wins
     "receipts.*": {"queue": _queue("receipts"), "routing_key": _queue("receipts")},
 }
 
-# Events for Flower and `celery events`. They contain task ids only, like the messages.
-worker_send_task_events = False  # three events per message; Flower switches them on while it runs
+# Events for Flower and `celery events` are about the tasks of the ledger (tasks/execution/task_events.py).
+worker_send_task_events = False  # Flower switches them on when it starts
+task_annotations = {"*": {"send_events": False}}  # Celery's own would be about wake-ups and ticks, and always green
 task_send_sent_event = False  # one more event per message; the ledger knows which tasks are waiting
 
 worker_hijack_root_logger = False  # tasks/celery.py configures logging, for LOG_FORMAT
@@ -124,7 +125,9 @@ beat_schedule = {  # a tick may be sent twice or get lost; both are harmless
         ("beat-seen", "tasks.beat_seen", BEAT_SEEN_SECONDS),
         ("relay", "outbox.relay", intervals()["relay"]),
         ("reclaim", "tasks.reclaim", intervals()["reclaim"]),
+        ("tally", "tasks.tally", intervals()["tally"]),
         ("prune", "tasks.prune", intervals()["prune"]),
+        ("schedules", "tasks.schedules", intervals()["schedules"]),
         ("receipts", "receipts.tick", CONSUME_SECONDS),
     )
 }

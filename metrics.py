@@ -1,9 +1,11 @@
-"""The counters and histograms of Celeriac, correct across the forked child processes of a worker.
+"""The metrics of one program: counters and histograms that are correct across the forked child processes of a worker.
+
+They are served on METRICS_HOST. What concerns the whole installation is counted in the ledger, and /metrics of the API
+shows it (`tasks/operations/installation_metrics.py`). No name is in both.
 
 A program with several processes calls `share_between_processes` when it starts, before it forks. From then on its
 counters are files in PROMETHEUS_MULTIPROC_DIR: a folder of its own that is removed at exit, unless the variable was set
-by the operator. Gauges here say whether a process can reach the ledger, and what the last recovery of sinks has found;
-all other gauges are read from the ledger and the broker when metrics are scraped.
+by the operator.
 """
 
 from __future__ import annotations
@@ -61,41 +63,25 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-TICK_TOTAL: Final = Counter("tick_total", "Ticks that ran, by result", ["tick", "result"])
-
-OUTBOX_PUBLISH_TOTAL: Final = Counter("outbox_publish_total", "Publish attempts, by result", ["result"])
-OUTBOX_PUBLISH_SECONDS: Final = Histogram(
-    "outbox_publish_seconds", "Time until the destination confirmed a batch", ["result"]
+TICKS_TOTAL: Final = Counter("celeriac_ticks_total", "Ticks that this program ran, by result", ["tick", "result"])
+CLAIMS_TOTAL: Final = Counter(
+    "celeriac_process_claims_total",
+    "Tasks that were delivered to this program, by the verdict of the claim",
+    ["verdict"],
 )
-OUTBOX_PUBLISH_DELAY_SECONDS: Final = Histogram(
-    "outbox_publish_delay_seconds",
-    "Time from when an event was due until its publish was confirmed",
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600, 3600),
+LEASE_RENEWALS_TOTAL: Final = Counter(
+    "celeriac_process_lease_renewals_total", "Heartbeats: leases that this program renewed or found lost", ["result"]
 )
-OUTBOX_FLUSH_TOTAL: Final = Counter("outbox_flush_total", "Publish attempts, by outcome code", ["code"])
-
-INGEST_TASK_PROCESS_TOTAL: Final = Counter("ingest_task_process_total", "Task executions, by result", ["result"])
-INGEST_TASK_PROCESS_SECONDS: Final = Histogram(
-    "ingest_task_process_seconds", "Time in the handler, by result", ["result"]
+LOOP_BLOCKED_TOTAL: Final = Counter(
+    "celeriac_process_loop_blocked_total", "How often an async handler blocked its event loop for a second"
 )
-INGEST_TASK_DLQ_TOTAL: Final = Counter("ingest_task_dlq_total", "Messages published to the dead-letter queue")
-INGEST_STREAM_RECLAIM_TOTAL: Final = Counter(
-    "ingest_stream_reclaim_total", "Reclaimed tasks of lost workers, by result", ["result"]
+PUBLISH_SECONDS: Final = Histogram(
+    "celeriac_process_publish_seconds", "Time that a destination took to confirm a batch of events", ["destination"]
 )
-LEASE_LOST_TOTAL: Final = Counter("lease_lost_total", "Tasks that could not be settled because the lease was lost")
-LEASE_EXPIRED_TOTAL: Final = Counter("lease_expired_total", "Leases that expired and were reclaimed")
 SINK_RECOVERY_TOTAL: Final = Counter(
-    "celeriac_sink_recovery_total", "Orders of recovery to sinks, by outcome", ["sink", "outcome"]
-)
-PREPARED_TRANSACTIONS: Final = Gauge(
-    "celeriac_prepared_transactions",
-    "Transactions in sinks that are not finished, at the last recovery",
-    multiprocess_mode="mostrecent",
-)
-PREPARED_TRANSACTION_OLDEST_SECONDS: Final = Gauge(
-    "celeriac_prepared_transaction_oldest_seconds",
-    "Age of the oldest of them, at the last recovery",
-    multiprocess_mode="mostrecent",
+    "celeriac_sink_recovery_total",
+    "Transactions that recovery committed or aborted in sinks, by outcome",
+    ["sink", "outcome"],
 )
 CHECKPOINT_TOTAL: Final = Counter("celeriac_checkpoint_total", "Checkpoints of stream consumers, by result", ["result"])
 CHECKPOINT_SECONDS: Final = Histogram(
@@ -126,7 +112,7 @@ RECEIPT_PROMISES_MISSED_TOTAL: Final = Counter(
     "celeriac_receipt_promises_missed_total", "Messages that were saved or rejected later than promised"
 )
 LEDGER_UNREACHABLE: Final = Gauge(
-    "celeriac_ledger_unreachable", "1 while a process waits for PostgreSQL", multiprocess_mode="livemax"
+    "celeriac_process_waits_for_ledger", "1 while a process waits for PostgreSQL", multiprocess_mode="livemax"
 )
 
 
@@ -136,15 +122,19 @@ def share_between_processes() -> None:
     prometheus_client chooses between memory and files when it is first imported, and Flower's plug-in for Celery
     imports it before our code runs. So the choice is repeated here; the metrics restart from zero.
     """
-    metrics = [value for value in globals().values() if isinstance(value, Counter | Gauge | Histogram)]
     if _FOLDER not in os.environ:
-        for metric in metrics:
+        for metric in all_metrics():
             metric.clear()  # refused once the folder is set
     _choose_folder()
     prometheus_client.values.ValueClass = prometheus_client.values.get_value_class()  # type: ignore[no-untyped-call]
-    for metric in metrics:
+    for metric in all_metrics():
         if not metric._labelnames:
             metric._metric_init()
+
+
+def all_metrics() -> list[Counter | Gauge | Histogram]:
+    """Return every metric of this module."""
+    return [value for value in globals().values() if isinstance(value, Counter | Gauge | Histogram)]
 
 
 def forget_process(pid: int) -> None:
@@ -170,9 +160,9 @@ def exposition() -> bytes:
     return generate_latest(_registry())
 
 
-def serve(port: int) -> tuple[WSGIServer, threading.Thread]:
-    """Answer /metrics on loopback from a thread of this process."""
-    return start_http_server(port, addr="127.0.0.1", registry=_registry())
+def serve(port: int, host: str) -> tuple[WSGIServer, threading.Thread]:
+    """Answer /metrics from a thread of this process."""
+    return start_http_server(port, addr=host, registry=_registry())
 
 
 def _registry() -> CollectorRegistry:

@@ -215,7 +215,11 @@ class Settings(BaseSettings):
 
     # backlog
     backlog_alert_threshold: int = setting(10_000, "number of waiting tasks in one queue that raises an alert", ge=1)
-    backlog_policy: Literal["alert", "refuse", "scale"] = setting("alert", "what happens above that number")
+    backlog_policy: Literal["alert", "refuse", "scale"] = setting(
+        "alert", "what happens above that number: only the alert, new tasks are refused, or workers get more processes"
+    )
+    backlog_max_processes: int = setting(8, "processes of each worker while BACKLOG_POLICY is scale", ge=1, le=128)
+    backlog_notify: str = setting("", "destination that is told when a backlog alert begins and ends; empty: none")
 
     # documents
     document_max_bytes: int = setting(
@@ -236,14 +240,21 @@ class Settings(BaseSettings):
     # processes
     api_host: str = setting("127.0.0.1", "address on which the API listens")
     api_port: int = setting(8000, "port on which the API listens", ge=1, le=65535)
-    api_run_ticks: bool = setting(False, "run relay and reclaim inside the API process as well")
+    api_run_ticks: bool = setting(
+        False, "run the ticks (relay, reclaim, …) in the API process, too; beat may then be absent"
+    )
     worker_run_ticks: bool = setting(True, "let a worker of the system queue run the ticks while beat does not")
+    metrics_host: str = setting("127.0.0.1", "address on which programs serve their own metrics")
     worker_metrics_port: int = setting(
         0,
-        "port of a worker's /metrics on loopback; the stack's system worker uses the next one; 0: none",
+        "port of a worker's /metrics; the stack's system and receipts workers use the next two; 0: none",
         ge=0,
-        le=65534,
+        le=65533,
     )
+    api_metrics_port: int = setting(
+        0, "port of the metrics of the API process itself; its /metrics shows the installation; 0: none", ge=0, le=65535
+    )
+    metrics_celery_names: bool = setting(False, "also show the installation's metrics under celery-exporter's names")
     log_format: Literal["text", "json"] = setting("text", "format of log lines")
 
     @model_validator(mode="before")
@@ -267,6 +278,12 @@ class Settings(BaseSettings):
     def _require_kafka_address(self) -> Settings:
         if self.ingest_queue == "kafka" and not self.kafka_bootstrap_servers:
             raise ValueError("KAFKA_BOOTSTRAP_SERVERS must name a Kafka (host:port) when INGEST_QUEUE=kafka")
+        return self
+
+    @model_validator(mode="after")
+    def _require_known_destination(self) -> Settings:
+        if self.backlog_notify and self.backlog_notify not in self.outbox_destinations:
+            raise ValueError("BACKLOG_NOTIFY must name a destination of OUTBOX_DESTINATIONS")
         return self
 
     def broker_queue(self, name: str) -> str:

@@ -171,7 +171,7 @@ def measure_inserts(stack: Stack, count: int) -> tuple[float, float]:
         began_at = time.perf_counter()
         for batch in batches:
             with Session(engine) as db:
-                task_messages.save(db, kinds.TASKS, batch)
+                _save(db, batch)
                 db.commit()
         return bare, count / (time.perf_counter() - began_at)
     finally:
@@ -190,9 +190,13 @@ def _record(engine: Engine, batches: Sequence[Sequence[Entry]]) -> list[list[tup
     for batch in batches:
         recorded.append([])
         with Session(engine) as db:
-            task_messages.save(db, kinds.TASKS, batch)
+            _save(db, batch)
     event.remove(engine, "before_cursor_execute", record)
     return recorded
+
+
+def _save(db: Session, batch: Sequence[Entry]) -> None:
+    task_messages.save(db, batch, [task_messages.row_of(kinds.TASKS, entry) for entry in batch])
 
 
 def _batches(stack: Stack, count: int) -> list[list[Entry]]:

@@ -31,7 +31,7 @@ from embedded.home import Home
 from embedded.postgres import Postgres
 from embedded.temporary_servers import environment
 from models.engine import make_engine
-from receipts.needed_consumers import stream_keys
+from receipts.kinds import stream_keys
 from settings import ROOT, Settings
 from tasks.core.tick_intervals import CONSUME_SECONDS
 

@@ -138,7 +138,7 @@ def _row(statement: object) -> tuple[int, ...]:
 def _skipped(port: int) -> int:
     """Return how many deliveries the surviving worker has refused, from its metrics."""
     said = httpx2.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
-    found = [line for line in said.splitlines() if line.startswith('ingest_task_process_total{result="skipped"}')]
+    found = [line for line in said.splitlines() if line.startswith('celeriac_process_claims_total{verdict="skipped"}')]
     return int(float(found[0].rpartition(" ")[2])) if found else 0
 
 

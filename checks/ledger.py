@@ -16,6 +16,7 @@ from settings import Settings
 
 OLDEST_VERSION: Final = 15
 SKEW_SECONDS: Final = 2.0
+SEES_OTHERS: Final = sql("SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')")
 SETTINGS: Final = sql("""
     SELECT name, setting FROM pg_settings
     WHERE name IN ('fsync', 'synchronous_commit', 'full_page_writes', 'max_prepared_transactions')
@@ -27,6 +28,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     try:
         with engine.connect() as connection:
             yield from _check_durability(connection)
+            yield _check_rights(connection)
             yield _check_clock(connection)
             yield from _check_schema(connection, settings.ledger_schema)
     finally:
@@ -56,6 +58,14 @@ def _check_durability(connection: Connection) -> Iterator[Finding]:
         yield fail("postgres.max_prepared_transactions", "is 0", remedy)
     else:
         yield ok("postgres.max_prepared_transactions", found["max_prepared_transactions"])
+
+
+def _check_rights(connection: Connection) -> Finding:
+    """The age of other roles' transactions is in `celeriac_ledger_horizon_seconds` only with this right."""
+    if connection.execute(SEES_OTHERS).scalar_one():
+        return ok("postgres.rights", "the role sees the transactions of other roles")
+    remedy = "as superuser: GRANT pg_read_all_stats TO the role of DATABASE_URL"
+    return warn("postgres.rights", "the role does not see how old transactions of other roles are", remedy)
 
 
 def _check_clock(connection: Connection) -> Finding:

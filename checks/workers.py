@@ -35,6 +35,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield from _check_types()
     yield _check_beat()
     yield from _check_ticks()
+    yield from _check_schedules()
     yield from _check_dead_letters(settings)
     yield from _check_long_handlers(settings)
 
@@ -107,6 +108,28 @@ def _check_ticks() -> Iterator[Finding]:
         yield fail(f"tick.{name}", f"last run failed: {error}", "see the log of the worker that ran it")
     if not failed:
         yield ok("ticks", "last run succeeded")
+
+
+def _check_schedules() -> Iterator[Finding]:
+    """Report schedules that should run and do not. Pausing one is an operator's decision."""
+    from tasks.operations.schedules import ScheduleState, list_schedules  # noqa: PLC0415 - as above
+
+    try:
+        with engine().connect() as connection:
+            found = list_schedules(connection)
+    except ProgrammingError:
+        return  # the check of the schema has reported it
+    failing = [each for each in found if each.state is ScheduleState.FAILING]
+    idle = [each for each in found if each.state is ScheduleState.NO_WORKER]
+    for each in failing:
+        yield fail(
+            "schedules", f"{each.name} cannot be submitted: {each.error}", "it runs as soon as this is corrected"
+        )
+    for each in idle:
+        remedy = "start a worker with its handler; a schedule that is not needed is forgotten after 30 days"
+        yield warn("schedules", f"{each.name} does not run: no live worker has its handler", remedy)
+    if found and not failing and not idle:
+        yield ok("schedules", f"{len(found)} declared")
 
 
 def _check_dead_letters(settings: Settings) -> Iterator[Finding]:

@@ -20,13 +20,16 @@ from commands import (
     dead_tasks,
     demo,
     documents,
+    drill,
     handlers,
     kafka_worker,
     migrate,
     outbox,
+    queues,
     receipts,
     reclaim,
     relay,
+    schedules,
     show,
     sinks,
     stack,
@@ -34,6 +37,7 @@ from commands import (
     submit,
     tasks,
     token,
+    worker,
 )
 from commands.output import complain
 from models.errors import CeleriacError
@@ -70,8 +74,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 SUBJECTS = (
-    stack, migrate, check, config, handlers, submit, tasks, show, stats, dead_tasks, sinks, receipts, documents,
-    reclaim, relay, kafka_worker, outbox, token, bench, chaos, demo,
+    stack, migrate, check, config, handlers, submit, tasks, show, schedules, stats, dead_tasks, sinks, receipts,
+    documents, reclaim, queues, relay, worker, kafka_worker, outbox, token, bench, chaos, demo, drill,
 )  # fmt: skip
 for subject in SUBJECTS:
     subject.register(app)

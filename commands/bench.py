@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(ingest)
     bench.command()(recovery)
     bench.command()(sinks)
+    bench.command()(operations)
     bench.command()(receipts)
     app.add_typer(bench, name="bench")
 
@@ -223,6 +224,28 @@ def sinks(
     )
     console.print()
     print_goals(goals)
+
+
+def operations(
+    *,
+    tasks: Annotated[int, typer.Option(min=1000, help="Number of tasks in the ledger; a quarter is due.")] = 2_000_000,
+    events: Annotated[int, typer.Option(min=0, help="Number of events that are not sent.")] = 200_000,
+    tally: Annotated[int, typer.Option(min=0, help="Number of rows of the tally that are not folded.")] = 60_000,
+    as_json: Json = False,
+) -> None:
+    """Measure what operators ask for, in a large ledger: a scrape of /metrics, `stats`, and a page of `tasks`.
+
+    Example: `manage.py bench operations --tasks 100000`
+    """
+    from bench import operations as measured
+
+    with console.status("starting …") as status:
+        found = measured.measure(tasks=tasks, events=events, tally=tally, say=status.update)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each.name, f"{each.database * 1000:.1f}", f"{each.whole * 1000:.1f}") for each in found]
+    print_table(("call", "ms in PostgreSQL", "ms in all"), rows)
 
 
 def _print_systems(found: Found) -> None:

@@ -1,4 +1,4 @@
-"""config: print every setting, its value and its source; also generate docs/configuration.md and docs/messages.md."""
+"""config: print every setting, its value and its source; also generate pages of docs/."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 import settings
 from commands.messages import messages_page
+from commands.metrics_page import metrics_page
 from commands.options import Json
 from commands.output import print_json, print_table
 
@@ -47,14 +48,16 @@ def config(
     as_json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/configuration.md.")] = False,
     messages: Annotated[bool, typer.Option("--messages", help="Print the page docs/messages.md.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Print the page docs/metrics.md.")] = False,
 ) -> None:
     """Print every setting, its value and its source. Passwords are not shown.
 
     Example: `manage.py config | grep OUTBOX`
     """
-    if markdown or messages:
-        print(messages_page() if messages else configuration_page(), end="")
-        return
+    for wanted, page in ((markdown, configuration_page), (messages, messages_page), (metrics, metrics_page)):
+        if wanted:
+            print(page(), end="")
+            return
     rows = list(_current_values())
     if as_json:
         print_json([{"name": name, "value": value, "source": source} for name, value, source in rows])

@@ -80,6 +80,7 @@ def run(
 ) -> None:
     """Count, ask, act and report. `finish` runs after the last batch and returns further fields for the JSON."""
     from models.engine import engine
+    from outbox.dead_rows import batch_size
     from tasks.operations.wait_final import all_succeeded, in_words
 
     total = _confirmed_total(target, options)
@@ -92,7 +93,7 @@ def run(
             first = [id_ for batch in act(limit=min(canary.count, total)) for id_ in batch]
             done, outcome = len(first), _wait_for_canaries(first, seconds=canary.seconds, stopped=stopped)
         if outcome is None or all_succeeded(outcome):
-            batches = act(limit=total - done, batch=rates.batch_size(options.rate))
+            batches = act(limit=total - done, batch=batch_size(options.rate))
             done += _act_in_batches(target, batches, total - done, options.rate, stopped)
         result = {"done": done, "total": total, **finish()}
     if outcome is not None:

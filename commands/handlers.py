@@ -4,10 +4,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from commands.options import Json
 from commands.output import camel, console, print_json, print_table
+
+if TYPE_CHECKING:
+    from tasks.core.registered_types import RegisteredType
 
 
 def register(app: typer.Typer) -> None:
@@ -15,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def handlers(as_json: Json = False) -> None:
-    """List the task types that workers know: their queue, attempts, batch, priority, and the live workers.
+    """List the task types that workers know: their queue, attempts, batch, priority, limits, and the live workers.
 
     Workers register their handlers in the ledger when they start. A type without a live worker can be submitted; its
     tasks wait.
@@ -31,7 +36,7 @@ def handlers(as_json: Json = False) -> None:
         print_json([camel(each) for each in found])
         return
     print_table(
-        ("type", "queue", "attempts", "batch", "priority", "live workers"),
+        ("type", "queue", "attempts", "batch", "priority", "limits", "live workers"),
         [
             (
                 each.type,
@@ -39,6 +44,7 @@ def handlers(as_json: Json = False) -> None:
                 str(each.max_attempts),
                 str(each.batch),
                 str(each.priority),
+                _limits(each),
                 ", ".join(each.workers) or "none",
             )
             for each in found
@@ -48,3 +54,9 @@ def handlers(as_json: Json = False) -> None:
         console.print(
             "No worker has registered its handlers yet: start one with `celery -A tasks worker`.", markup=False
         )
+
+
+def _limits(known: RegisteredType) -> str:
+    parts = [known.rate, None if known.max_running is None else f"{known.max_running} running"]
+    found = ", ".join(part for part in parts if part)
+    return f"{found} per {known.limit_by}" if known.limit_by else found

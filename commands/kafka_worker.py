@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,6 +17,9 @@ def register(app: typer.Typer) -> None:
 
 def kafka_worker(
     processes: Annotated[int, typer.Option("--processes", min=1, max=256, help="How many processes run tasks.")] = 1,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option("--log-level", help="What is logged.")
+    ] = "info",
     child_of: Annotated[int, typer.Option("--child-of", hidden=True)] = 0,
 ) -> None:
     """Run tasks until Ctrl-C. Needs INGEST_QUEUE=kafka.
@@ -32,7 +34,7 @@ def kafka_worker(
     if child_of:
         from tasks.kafka.worker import work  # noqa: PLC0415 - loads SQLAlchemy
 
-        work(parent=child_of)
+        work(parent=child_of, level=log_level)
         return
     from models.schema import require_ready  # noqa: PLC0415
     from tasks.core.logs import configure_logging  # noqa: PLC0415
@@ -43,8 +45,8 @@ def kafka_worker(
     make_consumer(settings.current()).close()  # report bad options once, not in every process
     require_ready(newer_is_ready=True)
     handlers()
-    configure_logging(logging.INFO)
+    configure_logging(log_level)
     with until_interrupted() as stopped:
-        code = WorkerProcesses(processes).run(stopped)
+        code = WorkerProcesses(processes, level=log_level).run(stopped)
     if code:
         raise typer.Exit(code)

@@ -112,6 +112,12 @@ REASONS_TO_WAIT: Final = (
         "Wait: reclaim releases the task within seconds if a worker or beat runs the ticks (`manage.py check`).",
     ),
     Entry(
+        "expired",
+        "It has expired.",
+        "The task was submitted with `expires`, and it had not started by then. It never runs.",
+        "Nothing: reclaim discards it within seconds. Submit a new task if the work is still needed.",
+    ),
+    Entry(
         "not_due",
         "It is not due yet.",
         "The task was submitted for later, snoozed, or waits for its next attempt.",
@@ -122,6 +128,12 @@ REASONS_TO_WAIT: Final = (
         "It is behind another task of its partition key.",
         "Tasks with the same partition key run one after the other.",
         "Wait for the task that the message names. If that one is DEAD, requeue or discard it.",
+    ),
+    Entry(
+        "over_limit",
+        "It waits for a limit of its handler.",
+        "As many tasks run, or have started lately, as max_running or rate of the handler allows.",
+        "Wait: it starts when its turn comes. To let more tasks start, raise the limit and restart the workers.",
     ),
     Entry(
         "queue_paused",
@@ -175,7 +187,7 @@ REASONS_TO_WAIT: Final = (
     ),
 )
 
-# Codes in `outbox_audit` and in the metric `outbox_flush_total`: outbox/audit.py
+# Codes in `outbox_audit` and in the metric `celeriac_outbox_flush_total`: outbox/audit.py
 OUTBOX_OUTCOMES: Final = (
     Entry("outbox_flush_success", "The event was published.", "The destination confirmed the event.", "Nothing."),
     Entry(
@@ -202,6 +214,12 @@ OUTBOX_OUTCOMES: Final = (
         "The event is a duplicate.",
         "An event with the same deduplication key was sent already; the detail names it.",
         "Nothing.",
+    ),
+    Entry(
+        "outbox_flush_paused",
+        "Wake-ups of a paused queue were dropped.",
+        "An operator has paused the queue; resuming it wakes all tasks that are due by then.",
+        "Nothing; `manage.py queues` shows who has paused the queue, and why.",
     ),
     Entry(
         "outbox_flush_db_timeout",
@@ -237,6 +255,12 @@ SQLSTATES: Final = (
         "A payload may have 1,048,576 bytes.",
         "Store large content elsewhere, and put its address into the payload.",
     ),
+    Entry(
+        "CL429",
+        "The queue takes no new tasks now.",
+        "An operator has paused its intake, or its backlog is too large.",
+        "Submit the task again later; `manage.py queues` shows why the queue is closed.",
+    ),
 )
 
 
@@ -257,7 +281,7 @@ def _sections() -> Iterator[tuple[str, str, Iterable[Entry]]]:
     yield "Errors", "`manage.py` prints the message; the API answers `error.code`; Python raises the class.", errors
     yield "Why a task failed", "`errorCode` of a task, in `manage.py show` and in the API.", TASK_FAILURES
     yield "Why a task waits", "Reasons in `manage.py show ID`, and in `why` of its JSON.", REASONS_TO_WAIT
-    outbox = "`outbox_audit.code` in the ledger, and the label of the metric `outbox_flush_total`."
+    outbox = "`outbox_audit.code` in the ledger, and the label of the metric `celeriac_outbox_flush_total`."
     yield "What happened to an outbox event", outbox, OUTBOX_OUTCOMES
     yield "SQLSTATE", "Raised by the SQL function `ingest_submit`.", SQLSTATES
 

@@ -11,8 +11,6 @@ from typing import Final
 import typer
 
 HELP: Final = "50/s, 30/m or 1000/h"
-MAX_BATCH: Final = 500
-BATCHES_PER_SECOND: Final = 5
 _RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)/([smh])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 
@@ -24,11 +22,6 @@ def parse_rate(given: str) -> float:
     if not per_second:
         raise typer.BadParameter(f"{given!r} is not a rate. Give a number and a unit: {HELP}.")
     return per_second
-
-
-def batch_size(per_second: float | None) -> int:
-    """Return a batch size that keeps the rate smooth: several small batches per second."""
-    return MAX_BATCH if per_second is None else max(1, min(MAX_BATCH, int(per_second / BATCHES_PER_SECOND)))
 
 
 def paced(batches: Iterator[Sized], *, total: int, per_second: float | None, stopped: Event) -> Iterator[int]:

@@ -25,6 +25,7 @@ from commands.output import (
 )
 
 if TYPE_CHECKING:
+    from models.receipts import Switch
     from receipts.rows import ListedReceipt
     from receipts.shard_states import ShardState
     from receipts.switches import Switches
@@ -42,6 +43,12 @@ class SwitchName(StrEnum):
     TWO_PHASE = "two-phase"
     DELIVER_BEFORE_SAVED = "deliver-before-saved"
     FAIL_OPEN = "fail-open"
+
+    @property
+    def switch(self) -> Switch:
+        from models.receipts import Switch
+
+        return Switch[self.name]
 
 
 class Position(StrEnum):
@@ -112,25 +119,25 @@ def set_switch(
 
     Example: `manage.py receipts set two-phase on`
     """
-    import redis
-
     from models.engine import engine
     from models.receipts import Switch
     from receipts import shard_states, switches
+    from receipts.errors import ReceiptLogUnreachable
+    from receipts.log_client import connected
 
-    chosen = Switch(name.value.replace("-", "_"))
+    chosen = name.switch
     is_on = {Position.ON: True, Position.OFF: False, Position.DEFAULT: None}[position]
     with engine().begin() as connection:
         switches.set_switch(connection, chosen, is_on=is_on, actor=operator())
         found = switches.read_switches(connection)
     try:
-        with shard_states.connect() as client:
+        with connected() as client:
             switches.copy_to_log(client, found)
-    except redis.RedisError as error:
-        complain(f"The switch is set in the ledger; savers copy it to Redis when they reach it ({error}).")
+    except ReceiptLogUnreachable as error:
+        complain(f"The switch is set in the ledger; savers copy it to Redis when they reach it. {error.message}")
         raise typer.Exit(3) from None
     shards = shard_states.read_shards()
-    if chosen is Switch.TWO_PHASE and found.two_phase and not shard_states.is_saved_by_anyone(shards):
+    if chosen is Switch.TWO_PHASE and found.two_phase and not shard_states.has_saver(shards):
         complain("No saver runs yet. One starts within seconds if a worker consumes the queue `receipts`.")
     left = _drain() if chosen is Switch.TWO_PHASE and not found.two_phase and wait else None
     if as_json:
@@ -153,21 +160,20 @@ def _drain() -> int:
 
 
 def _position(switches: Switches, name: SwitchName) -> str:
-    word = "on" if getattr(switches, name.value.replace("-", "_")) else "off"
+    word = "on" if switches.is_on(name.switch) else "off"
     for row in switches.set_by_operators:
-        if row.name.value.replace("_", "-") == name.value:
+        if row.name is name.switch:
             return f"{word} (set by {row.actor} at {format_time(row.changed_at)} UTC)"
     return f"{word} (by its setting)"
 
 
 def _switches_json(switches: Switches) -> list[dict[str, Any]]:
-    set_by = {row.name.value: row for row in switches.set_by_operators}
+    set_by = {row.name: row for row in switches.set_by_operators}
     shown = []
     for name in SwitchName:
-        key = name.value.replace("-", "_")
-        row = set_by.get(key)
+        row = set_by.get(name.switch)
         told = {"setBy": row.actor if row else None, "setAt": row.changed_at if row else None}
-        shown.append({"name": name.value, "on": getattr(switches, key), **told})
+        shown.append({"name": name.value, "on": switches.is_on(name.switch), **told})
     return shown
 
 

@@ -22,6 +22,8 @@ WORDS: Final = {
     "released": "tasks released",
     "sinkCommits": "effects committed in sinks",
     "sinkAborts": "effects aborted in sinks",
+    "backlogAlerts": "backlog alerts raised or cleared",
+    "expired": "expired tasks discarded",
     "wokenAgain": "tasks woken again",
 }
 

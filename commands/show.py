@@ -139,6 +139,7 @@ def _fields(found: Details) -> Iterator[tuple[str, str]]:
     yield "queue", f"{task.queue}, priority {task.priority}{', runs alone' if task.isolated else ''}"
     yield "idempotency key", task.idempotency_key or ""
     yield "partition key", task.partition_key or ""
+    yield "expires", format_time_utc(task.expires_at)
     yield "failures", f"{task.attempt_count} of {task.max_attempts}"
     yield "due", format_time_utc(task.next_retry_at)
     yield "woken", format_time_utc(task.last_wakeup_at)

@@ -76,11 +76,11 @@ def down() -> None:
 
 
 def ps(as_json: Json = False) -> None:
-    """List the programs of the stack.
+    """List the parts of the stack: programs and servers, with their addresses and where each login is kept.
 
     Example: `manage.py ps --json`
     """
-    lines = background.status(settings.current())
+    lines = background.parts(settings.current())
     if as_json:
         print_json(lines)
     elif lines:
@@ -119,7 +119,7 @@ def _print_running(started: bool) -> None:
     current = settings.current()
     console.print(f"[bold]{'Celeriac is running' if started else 'A stack is already running'}[/bold] in ", end="")
     console.print(f"{current.home}\n", markup=False)
-    _print_programs(background.status(current))
+    _print_programs(background.parts(current))
     stack = current.stack
     login = f"{FLOWER_USER} / {current.secrets.get('flower', '')}"
     console.print(f"\nAPI     {stack.get('API_URL')}")
@@ -131,12 +131,5 @@ def _print_running(started: bool) -> None:
 
 
 def _print_programs(lines: list[background.Status]) -> None:
-    current = settings.current()
-    variables = {"postgres": "DATABASE_URL", "redis-broker": "BROKER_URL", "redis-receipts": "REDIS_URL"}
-    variables |= {"api": "API_URL", "flower": "FLOWER_URL"}
-    places = {role: settings.place(url) for role, name in variables.items() if (url := current.stack.get(name))}
-    rows = [(line.role, str(line.pid or "-"), line.status, places.get(line.role, "")) for line in lines]
-    for variable in settings.SERVER_VARIABLES:
-        if given := current.given(variable):
-            rows.append((variable, "-", "external", settings.place(given)))
-    print_table(("program", "pid", "status", "address"), rows)
+    rows = [(line.role, str(line.pid or "-"), line.status, line.address, line.login) for line in lines]
+    print_table(("program", "pid", "status", "address", "login"), rows)

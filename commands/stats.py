@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def stats(as_json: Json = False) -> None:
     """Count tasks by status, queue and type, show the age of the oldest due task, and list the latest changes.
 
-    A count shown as 100,000+ is a lower limit: counting stops there.
+    A count with ≈ is an estimate: counting stops at some thousand. Counts of queues and types are then lower limits.
 
     Example: `manage.py stats --json | jq '.statuses[] | select(.status == "DEAD").count'`
     """
@@ -41,7 +41,7 @@ def stats(as_json: Json = False) -> None:
 
 
 def _print(found: Stats) -> None:
-    counts = [(each.status, f"{each.count:,}{'' if each.exact else '+'}") for each in found.statuses]
+    counts = [(each.status, f"{'' if each.exact else '≈ '}{each.count:,}") for each in found.statuses]
     print_table(("status", "tasks"), counts)
     if found.kinds:
         console.print()

@@ -45,6 +45,10 @@ def submit(
         int | None, typer.Option(min=0, max=9, help="From 0 to 9, instead of the handler's own; 9 is the most urgent.")
     ] = None,
     run_at: Annotated[str | None, typer.Option(metavar="TIME", help=f"Do not run before TIME: {RUN_AT_HELP}.")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help=f"Discard the task if it has not started before TIME: {RUN_AT_HELP}."),
+    ] = None,
     max_attempts: Annotated[int | None, typer.Option(min=1, help="The task is DEAD after this many failures.")] = None,
     notify: Annotated[str | None, typer.Option(help="Send the final status to this destination.")] = None,
     context: Annotated[
@@ -83,6 +87,7 @@ def submit(
         max_attempts=max_attempts,
         context=_context(context),
         notify=notify,
+        expires=times.parse_time(expires, "--expires", RUN_AT_HELP),
     )
     make = partial(task_from_envelope if envelopes else task_from_payload, defaults)
     with publish_wakeups():

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,7 +12,17 @@ from commands import times
 from commands.options import Json, Queue, Type
 from commands.output import camel, console, format_time, print_json
 from commands.plain_lines import print_lines
-from models.status import TaskStatus
+from models.status import STATUS_ALIASES, TaskStatus, parse_task_status
+
+_STATUSES: Final = ", ".join(TaskStatus)
+_ALIASES: Final = ", ".join(f"{alias} ({status})" for alias, status in STATUS_ALIASES.items())
+
+
+def _parse_status(given: str) -> TaskStatus:
+    try:
+        return parse_task_status(given)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +33,11 @@ def tasks(
     *,
     status: Annotated[
         list[TaskStatus] | None,
-        typer.Option(case_sensitive=False, help="Only tasks with this status. Repeat it for several."),
+        typer.Option(
+            parser=_parse_status,
+            metavar="STATUS",
+            help=f"Only tasks with this status: {_STATUSES}; or {_ALIASES}. Repeat it for several.",
+        ),
     ] = None,
     type_: Type = None,
     queue: Queue = None,

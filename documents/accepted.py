@@ -70,9 +70,9 @@ def row_of(kind: str, entry: Entry) -> rows.Row:
     )
 
 
-def save(db: Session, kind: str, entries: Sequence[Entry]) -> list[SaveResult]:
+def save(db: Session, entries: Sequence[Entry], of_entries: Sequence[rows.Row]) -> list[SaveResult]:
     """Store documents one after the other, as their order decides about revisions."""
-    return [_save(db, _read(entry), row_of(kind, entry)) for entry in entries]
+    return [_save(db, _read(entry), row) for entry, row in zip(entries, of_entries, strict=True)]
 
 
 def save_now(db: Session, given: Upload, *, ordered: bool) -> Receipt:

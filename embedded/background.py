@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from child_process import ChildProcess, OwnProcess, StartFailed
+from embedded.addresses import address_of, external_servers
 from embedded.home import Home
 from embedded.roles import ROLES, STOP_ORDER, SUPERVISOR
 from embedded.shutdown import PATIENCE_SECONDS, stop_programs
@@ -28,6 +29,8 @@ class Status:
     pid: int | None
     status: str
     uptime_seconds: int | None
+    address: str  # host and port, or a URL; never with a password
+    login: str  # where its login is kept
 
 
 def start_detached(settings: Settings, *, verbose: bool) -> bool:
@@ -103,8 +106,19 @@ def status(settings: Settings) -> list[Status]:
             continue
         alive = process.is_alive()
         uptime = process.uptime_seconds() if alive else None
-        lines.append(Status(role, process.pid if alive else None, "running" if alive else "stopped", uptime))
+        at = address_of(role, settings)
+        word = "running" if alive else "stopped"
+        lines.append(Status(role, process.pid if alive else None, word, uptime, at.address, at.login))
     return lines
+
+
+def parts(settings: Settings) -> list[Status]:
+    """Return the programs of the stack, and the servers that it uses and did not start; empty if no stack runs."""
+    programs = status(settings)
+    if not programs:
+        return []
+    external = external_servers(settings.stack, {line.role for line in programs})
+    return [*programs, *(Status(role, None, "external", None, at.address, at.login) for role, at in external.items())]
 
 
 def exports(settings: Settings) -> dict[str, str]:

@@ -116,6 +116,22 @@ class Home:
     def ready_file(self, role: str) -> Path:
         return self.path / "run" / f"{role}.ready"
 
+    def hold(self, role: str, seconds: float) -> None:
+        """Let the supervisor not restart a program that ends, for this time at most (`manage.py drill`)."""
+        self._held_file(role).write_text(str(time.time() + seconds))
+
+    def release(self, role: str) -> None:
+        self._held_file(role).unlink(missing_ok=True)
+
+    def is_held(self, role: str) -> bool:
+        try:
+            return time.time() < float(self._held_file(role).read_text())
+        except (FileNotFoundError, ValueError):
+            return False
+
+    def _held_file(self, role: str) -> Path:
+        return self.path / "run" / f"{role}.held"
+
     def log_file(self, role: str) -> Path:
         return self.log / f"{role}.log"
 

@@ -106,6 +106,7 @@ class Postgres:
                 sql.SQL(verb + " ROLE {} LOGIN PASSWORD %s").format(sql.Identifier(ROLE)),
                 (self.home.secrets["postgres"],),
             )
+            cursor.execute(sql.SQL("GRANT pg_read_all_stats TO {}").format(sql.Identifier(ROLE)))
             cursor.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,))
             if not cursor.fetchone():
                 statement = sql.SQL("CREATE DATABASE {} OWNER {}")

@@ -9,11 +9,14 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from embedded.addresses import API, FLOWER, KAFKA, RECEIPTS_METRICS, SYSTEM_METRICS, WORKER_METRICS
 from embedded.home import Home
 from embedded.postgres import Postgres
 from embedded.program import Program
 from embedded.redis import BROKER, RECEIPTS, Redis
 from embedded.roles import PORTS
+from embedded.worker_command import celery_command, quiet_start, worker_command
+from home_files import HOST
 from settings import SERVER_VARIABLES, Settings
 
 
@@ -33,8 +36,13 @@ def plan(home: Home, settings: Settings, *, verbose: bool = False) -> Stack:
     ports = home.ports(PORTS, wished=wished)
     servers, addresses = embedded_servers(home, ports, without=given)
     addresses |= given
-    addresses["API_URL"] = f"http://{settings.api_host}:{ports['api']}"
-    addresses["FLOWER_URL"] = f"http://127.0.0.1:{ports['flower']}"
+    addresses[API] = f"http://{settings.api_host}:{ports['api']}"
+    addresses[FLOWER] = f"http://{HOST}:{ports['flower']}"
+    if port := settings.worker_metrics_port:
+        for number, name in enumerate((WORKER_METRICS, SYSTEM_METRICS, RECEIPTS_METRICS)):
+            addresses[name] = f"http://{settings.metrics_host}:{port + number}/metrics"
+    if settings.ingest_queue == "kafka":
+        addresses[KAFKA] = settings.kafka_bootstrap_servers
     return Stack(servers, list(_programs(settings, home, ports, addresses, verbose)), addresses)
 
 
@@ -68,22 +76,21 @@ def embedded_servers(
 def _programs(
     settings: Settings, home: Home, ports: dict[str, int], addresses: dict[str, str], verbose: bool
 ) -> Iterable[Program]:
-    level = "INFO" if verbose else "WARNING"
+    level = "info" if verbose else "warning"
     shared = {"CELERIAC_HOME": str(home.path), "PYTHONUNBUFFERED": "1", "REMAP_SIGTERM": "SIGQUIT"}
     shared |= {variable: settings.given(variable) for variable in SERVER_VARIABLES}
     if os.geteuid() == 0:  # a container may well run as root, and Celery would warn at each start
         shared["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
     python = [sys.executable, "-m"]
-    celery = [*python, "celery", *([] if verbose else ["-q"]), "-A", "tasks"]  # -q: no banner
-    quiet_start = ["--without-gossip", "--without-mingle", "-l", level]
+    celery, quiet = celery_command(settings, level), quiet_start(level)
     ticks, streams = settings.broker_queue("system"), settings.broker_queue("receipts")
-    not_ours = f"{ticks},{streams}"
-    yield Program("worker", [*celery, "worker", "-n", "ingest@%h", "-X", not_ours, "-c", "2", *quiet_start], shared)
-    system = shared | ({"WORKER_METRICS_PORT": str(port + 1)} if (port := settings.worker_metrics_port) else {})
-    yield Program("system", [*celery, "worker", "-n", "system@%h", "-Q", ticks, "-c", "1", *quiet_start], system)
-    consumers = shared | {"WORKER_METRICS_PORT": "0"}  # the ports beside it are taken
+    yield Program("worker", worker_command(settings, processes=2, level=level), shared)
+    port = settings.worker_metrics_port
+    system = shared | ({"WORKER_METRICS_PORT": str(port + 1)} if port else {})
+    yield Program("system", [*celery, "worker", "-n", "system@%h", "-Q", ticks, "-c", "1", *quiet], system)
+    consumers = shared | ({"WORKER_METRICS_PORT": str(port + 2)} if port else {})
     processes = str(2 * settings.receipt_shards)  # savers and deliverers
-    receipts = [*celery, "worker", "-n", "receipts@%h", "-Q", streams, "-c", processes, *quiet_start]
+    receipts = [*celery, "worker", "-n", "receipts@%h", "-Q", streams, "-c", processes, *quiet]
     yield Program("receipts", receipts, consumers)
     yield Program(
         "api",
@@ -99,16 +106,16 @@ def _programs(
             "--ws-per-message-deflate=false",  # it would cost each connection memory; signatures do not shrink
             f"--host={settings.api_host}",
             f"--port={ports['api']}",
-            f"--log-level={level.lower()}",
+            f"--log-level={level}",
         ],
         shared | {"API_PORT": str(ports["api"])},
-        is_ready=lambda: _answers(addresses["API_URL"] + "/healthz"),
+        is_ready=lambda: _answers(addresses[API] + "/healthz"),
     )
     yield Program(
         "flower",
         [*celery, "flower", f"--port={ports['flower']}", f"--logging={'info' if verbose else 'error'}"],
         shared,  # at a lower level Flower warns about every worker that is still starting
-        is_ready=lambda: _answers(addresses["FLOWER_URL"] + "/healthcheck"),
+        is_ready=lambda: _answers(addresses[FLOWER] + "/healthcheck"),
     )
     yield Program("beat", [*celery, "beat", "-l", level], shared)
 

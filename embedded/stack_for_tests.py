@@ -114,7 +114,7 @@ class StackForTests:
     def worker(self) -> Iterator[ChildProcess]:
         """Run a real worker process until the end of the block. Most tests can use `run_all`, which is faster."""
         path = os.pathsep.join(filter(None, [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
-        quiet = ["--without-gossip", "--without-mingle", "-l", "WARNING"]
+        quiet = ["--without-gossip", "--without-mingle", "-l", "warning"]
         command = [sys.executable, "-m", "celery", "-q", "-A", "tasks", "worker", "-n", "tests@%h", "-c", "1", *quiet]
         environment = {"PYTHONPATH": path, "REMAP_SIGTERM": "SIGQUIT", "PYTHONUNBUFFERED": "1"}
         child = Program("worker", command, environment).start(self.servers.home)

@@ -2,8 +2,8 @@
 
 The process that holds the lock of a home is its supervisor. Only the supervisor starts programs and writes pid files.
 Stopping goes by pid file, so that the supervisor, `down`, and an `up` after a killed supervisor all stop the same way.
-A program that ends is restarted after a pause that doubles each time. A program that does not become ready makes the
-whole start fail.
+A program that ends is restarted after a pause that doubles each time, unless a drill holds it (`Home.hold`). A program
+that does not become ready makes the whole start fail.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Supervisor:
                 self._restart_at[role] = now + pause
                 self.report(f"{role} ended with code {code}; restarting it in {pause:.0f} s")
                 kill_descendants(self.home.ready_file(role))
-            elif now >= self._restart_at[role]:
+            elif now >= self._restart_at[role] and not self.home.is_held(role):
                 del self._restart_at[role]
                 try:
                     self._launch(self._programs[role])

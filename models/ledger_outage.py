@@ -121,7 +121,11 @@ class Outage:
                 return
             self._since = time.monotonic()
         metrics.LEDGER_UNREACHABLE.set(1)
-        logger.warning("The ledger is unreachable; this process waits for it: %s", str(error).partition("\n")[0])
+        logger.warning(
+            "The ledger is unreachable; this process waits for it: %s",
+            str(error).partition("\n")[0],
+            extra={"event": "ledger_down"},
+        )
 
     def note_answer(self) -> None:
         if self._since is None:
@@ -130,7 +134,9 @@ class Outage:
             since, self._since = self._since, None
         if since is not None:
             metrics.LEDGER_UNREACHABLE.set(0)
-            logger.warning("The ledger answers again, after %.1f s.", time.monotonic() - since)
+            logger.warning(
+                "The ledger answers again, after %.1f s.", time.monotonic() - since, extra={"event": "ledger_up"}
+            )
 
 
 outage: Final = Outage()

@@ -35,6 +35,24 @@ class EventStatus(StrEnum):
     DEAD = "DEAD"
 
 
+STATUS_ALIASES: Final = {
+    "pending": TaskStatus.QUEUED,
+    "processing": TaskStatus.RUNNING,
+    "retry": TaskStatus.RETRYING,
+    "completed": TaskStatus.SUCCEEDED,
+    "suspended": TaskStatus.DEAD,
+}
+
+
+def parse_task_status(given: str) -> TaskStatus:
+    """Return the status with this name or older name, in upper or lower case. Raises ValueError with a sentence."""
+    try:
+        return STATUS_ALIASES.get(given.lower()) or TaskStatus(given.upper())
+    except ValueError:
+        known = ", ".join((*TaskStatus, *STATUS_ALIASES))
+        raise ValueError(f"There is no status {given[:100]!r}. Known: {known}") from None
+
+
 TASK_TRANSITIONS: Final[dict[TaskStatus | None, frozenset[TaskStatus]]] = {
     None: frozenset({TaskStatus.QUEUED}),
     TaskStatus.QUEUED: frozenset({TaskStatus.RUNNING, TaskStatus.DISCARDED}),

@@ -27,6 +27,9 @@ class TaskType(Base):
     max_attempts: Mapped[int]  # the handler's, or INGEST_MAX_ATTEMPTS of the worker
     batch: Mapped[int]
     priority: Mapped[int] = mapped_column(SmallInteger)
+    max_running: Mapped[int | None]
+    rate: Mapped[str | None]
+    limit_by: Mapped[str | None]
     seen_at: Mapped[Stamp]
 
 
@@ -49,5 +52,7 @@ class TaskWorker(Base):
     worker: Mapped[str] = mapped_column(primary_key=True)
     queues: Mapped[list[str]]
     types: Mapped[list[str]]
+    processes: Mapped[int | None]  # of its pool; None if the number cannot be changed while it runs
+    topic: Mapped[str | None]  # of Kafka, from which its wake-ups come; null: from Celery's queues
     started_at: Mapped[Stamp]
     seen_at: Mapped[Stamp]

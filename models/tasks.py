@@ -36,11 +36,14 @@ def _transition_rule() -> str:
 # Exactly as PostgreSQL prints it, because Alembic compares the texts.
 _DUE_AT: Final = text("""(
 CASE
-WHEN partition_key IS NULL THEN coalesce(next_retry_at, '-infinity')
+WHEN partition_key IS NULL AND limited_at IS NULL THEN coalesce(next_retry_at, '-infinity')
 ELSE 'infinity'
 END)""")
 _OPEN: Final = text("status IN ('QUEUED', 'RETRYING')")
 _KEYED_AND_UNFINISHED: Final = text("partition_key IS NOT NULL AND status NOT IN ('SUCCEEDED', 'DISCARDED')")
+_PRINCIPAL: Final = text("(context ->> 'principal')")
+_CHANGED_AT: Final = text("COALESCE(finished_at, updated_at)")
+_HAS_PRINCIPAL: Final = text("context ->> 'principal' IS NOT NULL AND status <> 'RUNNING'")
 KEY_SEQ: Final = Sequence("ingest_task_key_seq", metadata=Base.metadata)
 
 
@@ -57,6 +60,9 @@ class IngestTask(Base):
             priority="priority BETWEEN 0 AND 9",
             attempt_count="attempt_count >= 0",
             max_attempts="max_attempts >= 1",
+            limited_waits="limited_at IS NULL"
+            " OR (limit_key IS NOT NULL AND status IN ('QUEUED', 'RETRYING', 'DISCARDED'))",
+            expires_before_start="expires_at IS NULL OR status IN ('QUEUED', 'DISCARDED')",
             partition_key="(partition_key IS NULL) = (key_seq IS NULL)",
             error_together="(last_error IS NULL) = (error_message IS NULL)",
             last_error="length(last_error) <= 4000",
@@ -64,12 +70,40 @@ class IngestTask(Base):
         ),
         # A claim that fills its batch, lost wake-ups and statistics read the due tasks of one queue and type. Tasks
         # that are due later lie behind that range, so a million of them cost nothing. So do tasks with a partition key,
-        # which wait for each other.
+        # which wait for each other, and tasks that wait for a limit.
         Index("ix_ingest_task_due", "queue", "type", _DUE_AT, "id", postgresql_where=_OPEN),
         # Finds the first task of a partition key, and the next one. Finished tasks are not in it.
         Index("ix_ingest_task_key", "partition_key", "key_seq", postgresql_where=_KEYED_AND_UNFINISHED),
+        # Finds the tasks that wait for a limit, in their order.
+        Index(
+            "ix_ingest_task_limited",
+            "type",
+            "limit_key",
+            text("priority DESC"),
+            "limited_at",
+            "id",
+            postgresql_where=text("limited_at IS NOT NULL AND status IN ('QUEUED', 'RETRYING')"),
+        ),
+        # Finds the tasks that have expired before they started. Tasks without expiry are not in it.
+        Index(
+            "ix_ingest_task_expires",
+            "expires_at",
+            postgresql_where=text("expires_at IS NOT NULL AND status = 'QUEUED'"),
+        ),
+        # Counts the running tasks of a limit. Tasks of types without limits are not in it.
+        Index(
+            "ix_ingest_task_running",
+            "type",
+            "limit_key",
+            postgresql_where=text("limit_key IS NOT NULL AND status = 'RUNNING'"),
+        ),
         # Lists dead tasks by age, page by page, among millions of finished tasks.
         Index("ix_ingest_task_dead", "finished_at", "id", postgresql_where=text("status = 'DEAD'")),
+        # Lists show the tasks that changed last.
+        Index("ix_ingest_task_open", "updated_at", postgresql_where=_OPEN),
+        # Lists the tasks of one principal of the API by their last change. Tasks that were not submitted over HTTP are
+        # not in it. Running tasks are found through their leases, which saves an entry for each run.
+        Index("ix_ingest_task_principal", _PRINCIPAL, _CHANGED_AT, "id", postgresql_where=_HAS_PRINCIPAL),
         # Pruning deletes the oldest finished tasks.
         Index("ix_ingest_task_done", "finished_at", postgresql_where=text("status IN ('SUCCEEDED', 'DISCARDED')")),
         {"postgresql_with": FREQUENT_UPDATES},
@@ -91,6 +125,9 @@ class IngestTask(Base):
     last_wakeup_at: Mapped[datetime | None]
     lease_token: Mapped[uuid.UUID | None]
     isolated: Mapped[Flag]
+    limit_key: Mapped[str | None] = mapped_column(Text(collation="C"))  # the value of `limit_by`
+    limited_at: Mapped[datetime | None]  # since when it waits for its limit
+    expires_at: Mapped[datetime | None]  # discarded if it has not started by then; a claim clears it
     last_error: Mapped[str | None]
     error_message: Mapped[str | None]
     error_code: Mapped[str | None]

@@ -33,6 +33,9 @@ from outbox.destinations import OpenDestinations, UnknownDestination
 from outbox.lease import ClaimedEvent
 from outbox.publishers.contract import DestinationDown, Result
 from outbox.settle import Settlement
+from tally.counts import count
+from tally.subjects import Subject
+from tracing import publishing
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +138,7 @@ class AfterCommitPublisher:
             except DATABASE_ERRORS as error:
                 self._database_errors.note(error)
             except Exception:
-                logger.exception("The relay will publish these events.")
+                logger.exception("The relay will publish these events.", extra={"event": "events_left_to_relay"})
             finally:
                 for *_, tried in taken:
                     if tried is not None:
@@ -160,8 +163,7 @@ class AfterCommitPublisher:
                 self._publish(name, group)
 
     def _publish(self, name: str, events: Sequence[ClaimedEvent]) -> None:
-        started_at = time.monotonic()
-        results = self._results(name, events)
+        results, seconds = self._results(name, events)
         with self._engine.connect() as connection:
             settlement = Settlement(connection, self.settings, self.worker_id)
             if results is None:
@@ -170,12 +172,12 @@ class AfterCommitPublisher:
             failpoint("after_commit.published")
             settlement.settle(
                 list(zip(events, results, strict=True)),
-                seconds=time.monotonic() - started_at,
+                seconds=seconds,
                 audit_as_batch=self._destinations.open(name).is_wakeup,
             )
 
-    def _results(self, name: str, events: Sequence[ClaimedEvent]) -> Sequence[Result] | None:
-        """Publish, or return None if that is left to the relay.
+    def _results(self, name: str, events: Sequence[ClaimedEvent]) -> tuple[Sequence[Result] | None, float]:
+        """Publish, or return None if that is left to the relay. Return also the seconds of the publish.
 
         The relay handles unknown destinations, looks for duplicates, and has time for slow destinations.
         """
@@ -183,16 +185,26 @@ class AfterCommitPublisher:
             destination = self._destinations.open(name)
             if destination.dedup or destination.publisher.is_slow:
                 self._left_to_relay.add(name)
-                return None
-            results = destination.publisher.publish(events)
+                return None, 0.0
+            with publishing(name, events):
+                started_at = time.monotonic()
+                results = destination.publisher.publish(events)
+                seconds = time.monotonic() - started_at
         except UnknownDestination:
-            return None
+            return None, 0.0
         except DestinationDown as error:
             wait = self.circuits.failed(name)
-            logger.warning("Destination %s is unreachable, next try in %.0f s: %s", name, wait, error.message)
-            return None
+            logger.warning(
+                "Destination %s is unreachable, next try in %.0f s: %s",
+                name,
+                wait,
+                error.message,
+                extra={"event": "destination_down", "destination": name},
+            )
+            count(Subject.PUBLISH, "failure", queue=name)
+            return None, 0.0
         self.circuits.answered(name)
-        return results
+        return results, seconds
 
 
 after_commit_publisher: Final = OnePerProcess(AfterCommitPublisher)

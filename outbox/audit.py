@@ -16,9 +16,10 @@ from typing import Final
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-import metrics
 from models.errors import Unreachable
 from models.sql import sql
+from tally import counts as tally
+from tally.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class AuditCode(StrEnum):
     DEAD = "outbox_flush_dead"
     CONFLICT = "outbox_flush_conflict"
     DEDUP_HIT = "outbox_flush_dedup_hit"
+    PAUSED = "outbox_flush_paused"
     DB_TIMEOUT = "outbox_flush_db_timeout"
     DB_ERROR = "outbox_flush_db_error"
 
@@ -56,9 +58,8 @@ AUDIT_CONFLICTS: Final = sql("""
 
 
 def count(code: AuditCode, how_many: int = 1) -> None:
-    """Add to the metric of this code."""
-    if how_many:
-        metrics.OUTBOX_FLUSH_TOTAL.labels(code).inc(how_many)
+    """Count it in the tally, from which `celeriac_outbox_flush_total` is read."""
+    tally.count(Subject.FLUSH, code, how_many)
 
 
 def write(connection: Connection, code: AuditCode, details: Mapping[int | None, str], *, worker_id: str) -> None:
@@ -110,7 +111,7 @@ class DatabaseErrors:
         """Log and count an error, and keep it for the audit: one entry per code, with the latest message."""
         code, sentence = code_of(error), str(error).partition("\n")[0]
         count(code)
-        logger.error("%s: %s", code, sentence)
+        logger.error("%s: %s", code, sentence, extra={"event": "outbox_database_error", "code": str(code)})
         earlier = self._unwritten.get(code, _Noted(sentence, time.monotonic(), 0))
         self._unwritten[code] = replace(earlier, sentence=sentence, count=earlier.count + 1)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 BATCH: Final = 500
+BATCHES_PER_SECOND: Final = 5
 MAX_GROUPS: Final = 100
 Values = dict[str, Any]
 Id = TypeVar("Id")
@@ -42,6 +43,11 @@ class Counted(Generic[Group]):
 
     total: int
     groups: list[Group]
+
+
+def batch_size(per_second: float | None) -> int:
+    """Return a batch size that keeps a rate smooth: several small batches per second."""
+    return BATCH if per_second is None else max(1, min(BATCH, int(per_second / BATCHES_PER_SECOND)))
 
 
 def execute(db: Session, statement: TextClause, values: Values) -> RowMapping:

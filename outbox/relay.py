@@ -32,9 +32,11 @@ from outbox.circuit import Circuits
 from outbox.destinations import CELERY, Destination, OpenDestinations, UnknownDestination
 from outbox.lease import NO_FLOOR, ClaimedEvent, claim_outbox
 from outbox.lease_statements import DESTINATIONS
+from outbox.paused_queues import PausedQueues
 from outbox.publishers.contract import DestinationDown, Failed, NotTried, Publisher, Result
 from outbox.settle import Settlement
 from settings import Settings
+from tracing import publishing
 
 logger = logging.getLogger(__name__)
 
@@ -59,20 +61,22 @@ class Ticked:
 class Relay:
     """One relay of a process. It keeps its circuits and open destinations between ticks."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
+    def __init__(self, engine: Engine, settings: Settings, *, only: str | None = None) -> None:
         self.engine = engine
         self.settings = settings
+        self._only = only  # the one destination that it drains; None: all
         self.worker_id = f"{socket.gethostname()}:{os.getpid()}"
         self.circuits = Circuits()
         self._destinations = OpenDestinations(settings)
         self._wakeups = [CELERY + queue for queue in (*settings.ingest_queues, settings.ingest_dlq_queue) if queue]
+        self._paused_queues = PausedQueues()
         self._database_errors = DatabaseErrors(self.worker_id)
 
     @classmethod
-    def of(cls, settings: Settings) -> Relay:
+    def of(cls, settings: Settings, *, only: str | None = None) -> Relay:
         """Return a relay with its own connections, whose statements have a time limit."""
         engine = make_engine(settings.database_url, application_name="celeriac-relay", statement_timeout_seconds=30)
-        return cls(engine, settings)
+        return cls(engine, settings, only=only)
 
     def tick(self, budget_seconds: float = 10.0) -> Ticked:
         """Publish until nothing is due or the time is over.
@@ -95,6 +99,8 @@ class Relay:
         self.engine.dispose()
 
     def _drain_all(self, deadline: float) -> Ticked:
+        if self._only is not None:
+            return self._drain(self._only, has_dead=False, deadline=deadline)
         with self.engine.begin() as connection:
             found = connection.execute(DESTINATIONS, {"wakeups": self._wakeups}).all()
         allowed = [row for row in found if self.circuits.allows(row.destination) != 0]
@@ -124,6 +130,9 @@ class Relay:
                 if events:
                     failpoint("relay.after_claim")
                     floor = floor.above(events)
+                    if self._paused_queues.is_paused(connection, name):
+                        settlement.drop_paused(events)
+                        continue
                     ticked = self._publish(name, events, settlement, claimed_at)
                     unfinished |= ticked.sent < len(events) or any(event.ordering_key is not None for event in events)
                     unfinished |= allowed is not None  # the destination answers again: events below are due, too
@@ -166,14 +175,17 @@ class Relay:
             results = _results(name, destination.publisher, fresh)
         except DestinationDown as error:
             self._on_unreachable(name, error)
-            return Ticked(*settlement.charge_probe(fresh, error.message))
+            seconds = time.monotonic() - started_at
+            return Ticked(*settlement.charge_probe(fresh, error.message, seconds=seconds))
+        seconds = time.monotonic() - started_at
         failpoint("relay.after_publish")
         if self.circuits.answered(name):
-            logger.warning("Destination %s answers again.", name)
+            logger.warning(
+                "Destination %s answers again.", name, extra={"event": "destination_up", "destination": name}
+            )
             settlement.resume(name, requeue_dead=destination.is_wakeup)
         held = {event.id for event in settlement.renew(fresh, claimed_at)}
         outcomes = [(event, result) for event, result in zip(fresh, results, strict=True) if event.id in held]
-        seconds = time.monotonic() - started_at
         return Ticked(*settlement.settle(outcomes, seconds=seconds, audit_as_batch=destination.is_wakeup))
 
     def _revive(self, name: str, settlement: Settlement) -> bool:
@@ -193,22 +205,37 @@ class Relay:
         if isinstance(result, NotTried):
             return False
         self.circuits.answered(name)
-        logger.warning("Destination %s answers again. Its dead wake-ups are requeued.", name)
+        logger.warning(
+            "Destination %s answers again. Its dead wake-ups are requeued.",
+            name,
+            extra={"event": "destination_up", "destination": name},
+        )
         settlement.resume(name, requeue_dead=True)
         return True
 
     def _on_unreachable(self, name: str, error: DestinationDown) -> None:
         wait = self.circuits.failed(name)
-        logger.warning("Destination %s is unreachable, next try in %.0f s: %s", name, wait, error.message)
+        logger.warning(
+            "Destination %s is unreachable, next try in %.0f s: %s",
+            name,
+            wait,
+            error.message,
+            extra={"event": "destination_down", "destination": name},
+        )
 
 
 def _results(name: str, publisher: Publisher, events: Sequence[ClaimedEvent]) -> Sequence[Result]:
     try:
-        return publisher.publish(events)
+        with publishing(name, events):
+            return publisher.publish(events)
     except DestinationDown:
         raise
     except Exception as error:  # a bug of the publisher; without a counted attempt the event would return for ever
-        logger.exception("The publisher of %s raised an unexpected error.", name)
+        logger.exception(
+            "The publisher of %s raised an unexpected error.",
+            name,
+            extra={"event": "publisher_failed", "destination": name},
+        )
         return [Failed(f"{type(error).__name__}: {error}")] * len(events)
 
 

@@ -6,6 +6,7 @@ An event whose lease was lost is dropped. Its audit row, `outbox_flush_conflict`
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -30,6 +31,8 @@ from outbox.lease_statements import (
 )
 from outbox.publishers.contract import Failed, NotTried, Refused, Result, Sent
 from settings import Settings
+from tally.counts import count
+from tally.subjects import Subject
 
 OTHER_RELAY_SECONDS: Final = 0.1  # pause while another relay publishes equal events
 
@@ -44,6 +47,7 @@ class Settlement:
         self.connection = connection
         self.settings = settings
         self.worker_id = worker_id
+        self._uncommitted: Counter[AuditCode] = Counter()  # counted in the tally after the commit
 
     def settle(
         self, outcomes: Sequence[tuple[ClaimedEvent, Result]], *, seconds: float, audit_as_batch: bool
@@ -74,21 +78,21 @@ class Settlement:
         failed = self._retry(retries, events)
         died = self._bury(dead, events)
         self._change("release", lease.release_lease_many, untried, events)
-        self.connection.commit()
-        if sent_at is not None:
-            delays = [(sent_at - event.waiting_since).total_seconds() for event in events if event.id in acked]
-            metrics.observe_many(metrics.OUTBOX_PUBLISH_DELAY_SECONDS, delays)
-        _measure(seconds, success=len(acked), failure=failed, dead=died)
+        self._commit()
+        delays = [(sent_at - event.waiting_since).total_seconds() for event in events if event.id in acked and sent_at]
+        _count(events, "success", len(acked), seconds, delays)
+        _count(events, "failure", failed, seconds)
+        _count(events, "dead", died, seconds)
         return len(acked), failed, died
 
     def mark_dead(self, error: str, events: Sequence[ClaimedEvent]) -> int:
         """Mark events as DEAD that cannot be published. Return how many were still held."""
         died = self._bury(dict.fromkeys((event.id for event in events), error), events)
-        self.connection.commit()
-        _measure(None, dead=died)
+        self._commit()
+        _count(events, "dead", died)
         return died
 
-    def charge_probe(self, events: Sequence[ClaimedEvent], error: str) -> tuple[int, int, int]:
+    def charge_probe(self, events: Sequence[ClaimedEvent], error: str, *, seconds: float) -> tuple[int, int, int]:
         """Count an attempt of the first event, the probe that found its destination unreachable; release the others."""
         probe, *others = events
         failed = died = 0
@@ -97,14 +101,25 @@ class Settlement:
         else:
             failed = self._retry({probe.id: (UNREACHABLE + error, self._wait_ms(probe, None))}, [probe])
         self._change("release", lease.release_lease_many, [event.id for event in others], events)
-        self.connection.commit()
-        _measure(None, failure=failed, dead=died)
+        self._commit()
+        _count(events, "failure", failed, seconds)
+        _count(events, "dead", died, seconds)
         return 0, failed, died
 
     def release(self, events: Sequence[ClaimedEvent]) -> None:
         """Release events that were not published. No attempt is counted."""
         self._change("release", lease.release_lease_many, [event.id for event in events], events)
-        self.connection.commit()
+        self._commit()
+
+    def drop_paused(self, events: Sequence[ClaimedEvent]) -> int:
+        """Mark wake-ups of a paused queue as SENT, unpublished. Return how many were still held."""
+        dropped = self._change("ack", lease.ack_sent_many, dict.fromkeys(event.id for event in events), events)
+        if dropped:
+            detail = f"{len(dropped)} not sent to {events[0].destination}, ids {min(dropped)} to {max(dropped)}"
+            audit.write(self.connection, AuditCode.PAUSED, {min(dropped): detail}, worker_id=self.worker_id)
+            self._uncommitted[AuditCode.PAUSED] += len(dropped)
+        self._commit()
+        return len(dropped)
 
     @contextmanager
     def without_duplicates(self, events: Sequence[ClaimedEvent]) -> Iterator[list[ClaimedEvent]]:
@@ -127,7 +142,7 @@ class Settlement:
             if locked and not self.connection.invalidated:
                 values = {"destinations": [name for name, _ in locked], "keys": [key for _, key in locked]}
                 self.connection.execute(UNLOCK_SAMENESS, values)
-                self.connection.commit()
+                self._commit()
 
     def _drop_duplicates(self, events: Sequence[ClaimedEvent]) -> list[ClaimedEvent]:
         keys = {event.id: (event.destination, event.sameness) for event in events if event.sameness}
@@ -138,7 +153,7 @@ class Settlement:
         firsts = {key: id_ for id_, key in reversed(keys.items())}
         twins = [id_ for id_, key in keys.items() if id_ not in hits and firsts[key] != id_]
         self._change("release", lease.release_lease_many, twins, events)
-        self.connection.commit()
+        self._commit()
         return [event for event in events if event.id not in hits and event.id not in twins]
 
     def renew(self, events: Sequence[ClaimedEvent], claimed_at: float, *, always: bool = False) -> list[ClaimedEvent]:
@@ -146,7 +161,7 @@ class Settlement:
         if not events or not (always or time.monotonic() - claimed_at > self.settings.outbox_lease_seconds / 3):
             return list(events)
         kept = self._change("renew", lease.renew_lease_many, [event.id for event in events], events)
-        self.connection.commit()
+        self._commit()
         return [event for event in events if event.id in kept]
 
     def resume(self, destination: str, *, requeue_dead: bool) -> None:
@@ -157,19 +172,19 @@ class Settlement:
         self.connection.execute(MAKE_DUE, {"destination": destination})
         if requeue_dead:
             self.connection.execute(REQUEUE_UNANSWERED, {"destination": destination, "worker_id": self.worker_id})
-        self.connection.commit()
+        self._commit()
 
     def find_dead_probe(self, destination: str) -> ClaimedEvent | None:
         """Return an event that died because the destination was unreachable. It is not leased, and stays DEAD."""
         row = self.connection.execute(DEAD_PROBE, {"destination": destination}).one_or_none()
-        self.connection.commit()
+        self._commit()
         return ClaimedEvent(*row) if row else None
 
     def audit_dead_probe(self, probe: ClaimedEvent, error: str) -> None:
         """Record that the destination is still unreachable. The event is not changed."""
         self._audit(AuditCode.RETRY, {probe.id: UNREACHABLE + error})
-        self.connection.commit()
-        _measure(None, failure=1)
+        self._commit()
+        _count([probe], "failure", 1)
 
     def _ack(
         self, sent: Mapping[int, str | None], events: Sequence[ClaimedEvent], *, as_batch: bool
@@ -182,7 +197,7 @@ class Settlement:
             self.connection, sent, self.worker_id, lease_token=token, as_batch=as_batch
         )
         self._audit_conflicts("ack", sent.keys() - acked)
-        audit.count(AuditCode.SUCCESS, len(acked))
+        self._uncommitted[AuditCode.SUCCESS] += len(acked)
         return acked, sent_at
 
     def _retry(self, failures: Mapping[int, tuple[str, float]], events: Sequence[ClaimedEvent]) -> int:
@@ -209,12 +224,19 @@ class Settlement:
 
     def _audit_conflicts(self, during: str, lost: Collection[int]) -> None:
         audit.write_conflicts(self.connection, sorted(lost), during, worker_id=self.worker_id)
-        audit.count(AuditCode.CONFLICT, len(lost))
+        self._uncommitted[AuditCode.CONFLICT] += len(lost)
 
     def _audit(self, code: AuditCode, details: Mapping[int | None, str]) -> int:
         audit.write(self.connection, code, details, worker_id=self.worker_id)
-        audit.count(code, len(details))
+        self._uncommitted[code] += len(details)
         return len(details)
+
+    def _commit(self) -> None:
+        """Commit, and count what was audited. Nothing is counted if the commit fails."""
+        audited, self._uncommitted = self._uncommitted, Counter()
+        self.connection.commit()
+        for code, how_many in audited.items():
+            audit.count(code, how_many)
 
     def _is_last_attempt(self, event: ClaimedEvent) -> bool:
         return event.attempt_count + 1 >= self.settings.outbox_max_attempts
@@ -229,10 +251,19 @@ class Settlement:
         return max(wait, (retry_after_seconds or 0) * 1000)
 
 
-def _measure(seconds: float | None, **counts: int) -> None:
-    """Count results. `seconds` is None if nothing was published."""
-    for result, how_many in counts.items():
-        if how_many:
-            metrics.OUTBOX_PUBLISH_TOTAL.labels(result).inc(how_many)
-            if seconds is not None:
-                metrics.OUTBOX_PUBLISH_SECONDS.labels(result).observe(seconds)
+def _count(
+    events: Sequence[ClaimedEvent],
+    result: str,
+    how_many: int,
+    seconds: float | None = None,
+    delays: Collection[float] = (),
+) -> None:
+    """Count events of one destination in the tally. `seconds` is the time of one publish; None: nothing was published.
+
+    `delays` are the times from when each event was due until it was sent.
+    """
+    if how_many:
+        if seconds is not None:
+            metrics.PUBLISH_SECONDS.labels(events[0].destination).observe(seconds)
+        runs = () if seconds is None else (seconds,)
+        count(Subject.PUBLISH, result, how_many, queue=events[0].destination, runs=runs, waits=delays)

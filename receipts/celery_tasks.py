@@ -58,7 +58,9 @@ def _hold(task: Any, run: Callable[[float], bool]) -> None:
     except Exception as error:
         if not is_outage(error):
             raise
-        logger.warning("The shard is consumed later: %s", str(error).partition("\n")[0])
+        logger.warning(
+            "The shard is consumed later: %s", str(error).partition("\n")[0], extra={"event": "shard_delayed"}
+        )
         return
     if held:
         task.apply_async(expires=CONSUME_SECONDS, ignore_result=True)

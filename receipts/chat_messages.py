@@ -202,12 +202,11 @@ def save_now(db: Session, message: ChatMessage, *, ordered: bool) -> Receipt:
     return replace(known, duplicate=True)
 
 
-def save(db: Session, _kind: str, entries: Sequence[Entry]) -> list[SaveResult]:
+def save(db: Session, entries: Sequence[Entry], of_entries: Sequence[rows.Row]) -> list[SaveResult]:
     """Write messages, their chats and members, and their receipts into the ledger."""
     given = []
-    for entry in entries:
-        message = read_entry(entry)
-        given.append((message, row_of(_kind, entry), entry.fields.get("producerServerId") or None))
+    for entry, row in zip(entries, of_entries, strict=True):
+        given.append((read_entry(entry), row, entry.fields.get("producerServerId") or None))
     return _save(db, given)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Final, Protocol, cast
 
@@ -41,8 +41,8 @@ class Saver(Protocol):
     def row_of(self, kind: str, entry: Entry) -> Row:
         """Return what the receipt of an entry says; raise ValueError or KeyError if it is not an entry of ours."""
 
-    def save(self, db: Session, kind: str, entries: Sequence[Entry]) -> list[SaveResult]:
-        """Write entries and their receipts into the ledger. What it raises concerns all of them."""
+    def save(self, db: Session, entries: Sequence[Entry], rows: Sequence[Row]) -> list[SaveResult]:
+        """Write entries and their receipts, which have these rows, into the ledger. An error concerns all of them."""
 
 
 @cache
@@ -70,6 +70,14 @@ def shard_of(sender: str) -> int:
 def shard_key(stream: str, number: int) -> str:
     """Return the key of a shard in Redis."""
     return stream if settings.current().receipt_shards == 1 else f"{stream}:{number}"
+
+
+def stream_keys() -> Iterator[str]:
+    """Return the key of every shard of every stream of the receipt log."""
+    current = settings.current()
+    for stream in (*map(accepted_stream, SAVERS), current.receipt_stream_to_save):
+        for number in range(current.receipt_shards):
+            yield shard_key(stream, number)
 
 
 def claim_key(id_: uuid.UUID | str) -> str:

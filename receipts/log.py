@@ -116,7 +116,8 @@ class ReceiptLog:
         await connection.on_connect()
         found: dict[str, str | None] = {}
         for name in durability.READ:
-            await connection.send_command("CONFIG", "GET", name)
+            await connection.send_command("CONFIG", "GET", name)  # all of them before the first answer is read
+        for name in durability.READ:
             try:
                 found |= _pairs(await connection.read_response())
             except redis.ResponseError as error:
@@ -131,13 +132,15 @@ class ReceiptLog:
 
     async def _check(self) -> None:
         found: dict[str, str | None] = {}
+        pipeline = self.client.pipeline(transaction=False)
         for name in durability.READ:
-            try:
-                found |= await self.client.config_get(name)
-            except redis.ResponseError:
-                found[name] = None
+            pipeline.config_get(name)
+        *answers, memory = await pipeline.info("memory").execute(raise_on_error=False)
+        for name, answer in zip(durability.READ, answers, strict=True):
+            found |= {name: None} if isinstance(answer, redis.ResponseError) else answer
         self._refuse(found)
-        memory = await self.client.info("memory")
+        if isinstance(memory, Exception):
+            raise memory
         limit = int(memory.get("maxmemory", 0))
         self.is_full = bool(limit) and int(memory["used_memory"]) > limit * MEMORY_SHARE
 

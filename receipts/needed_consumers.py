@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import redis
-
 import settings
 from models.engine import autocommit, engine
 from receipts import kinds
+from receipts.errors import ReceiptLogUnreachable
+from receipts.log_client import connected
 from receipts.streams.consumers import all_shards
 from receipts.switches import read_switches
 from tasks.core.registry import handlers
@@ -36,18 +36,7 @@ def needed_consumers() -> Iterator[str]:
 def has_entries(*, if_unknown: bool) -> bool:
     """Return whether a stream of the receipt log has entries, or `if_unknown` if Redis cannot be asked."""
     try:
-        url = settings.current().redis_url
-        with redis.Redis.from_url(
-            url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=None
-        ) as client:
-            return any(client.xlen(key) for key in stream_keys())
-    except (redis.RedisError, settings.SettingsError):
+        with connected(answer_seconds=ANSWER_SECONDS) as client:
+            return any(client.xlen(key) for key in kinds.stream_keys())
+    except (ReceiptLogUnreachable, settings.SettingsError):
         return if_unknown
-
-
-def stream_keys() -> Iterator[str]:
-    """Return the key of every shard of every stream of the receipt log."""
-    current = settings.current()
-    for stream in (*map(kinds.accepted_stream, kinds.SAVERS), current.receipt_stream_to_save):
-        for number in range(current.receipt_shards):
-            yield kinds.shard_key(stream, number)

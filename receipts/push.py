@@ -131,7 +131,7 @@ class Hub:
                 await pipeline.execute()
         except FAILURES as error:
             self._publish_again_at = time.monotonic() + PUBLISH_SECONDS
-            logger.debug("Frames were not published: %s", error)
+            logger.debug("Frames were not published: %s", error, extra={"event": "frames_not_published"})
             return False
         return True
 
@@ -142,7 +142,7 @@ class Hub:
         try:
             made = OutFrame.of(frame)
         except Exception:  # the key folder is unusable, or this is not a frame of ours; the ledger makes up for it
-            logger.exception("A frame cannot be pushed.")
+            logger.exception("A frame cannot be pushed.", extra={"event": "frame_not_pushed"})
             return
         for socket in list(sockets):
             socket.push(made)
@@ -158,7 +158,7 @@ class Hub:
             except FAILURES as error:
                 self._begin_outage(error)
             except Exception:
-                logger.exception("The hub failed.")
+                logger.exception("The hub failed.", extra={"event": "push_failed"})
             self._subscribed.clear()
             self._unanswered.clear()
             if time.monotonic() - began_at > LONGEST_PAUSE_SECONDS:

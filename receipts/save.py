@@ -18,128 +18,64 @@ it reads the accepted stream, or the stream to save, according to deliver-before
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
-
-import redis
+from functools import partial
+from typing import Any
 
 import metrics
 import settings
 from failpoint import failpoint
-from models.engine import autocommit, engine
-from models.errors import Unreachable
 from models.guarded_session import GuardedSession
 from models.receipts import Level
-from receipts import chat_messages, frames, kinds, lua, switches
+from receipts import chat_messages, frames, kinds, lua
 from receipts.receipt import Receipt, milliseconds
 from receipts.save_batch import Settled, save_batch
-from receipts.streams.checkpoint_sinks import CheckpointAwareSink, Handle
-from receipts.streams.consume import ShardRun, consume_together
+from receipts.shard_consumers import EntriesSink, consume_free_number, consumer
+from receipts.streams.consume import ShardRun
 from receipts.streams.consumers import Gate, Shard, StreamConsumer
-from receipts.streams.entries import Batch, Entry
-from receipts.streams.source import StreamSource
 
 logger = logging.getLogger(__name__)
-
-LEASE_SECONDS: Final = 10.0  # after which another saver takes over from one that was killed
-SINK: Final = "ledger"
 
 
 def save_any_shard(seconds: float, *, until_idle: bool = False) -> bool:
     """Save what is in the shards of a free number, for some time. Return False if other savers have all of them."""
-    numbers = list(range(settings.current().receipt_shards))
-    random.shuffle(numbers)
-    refresh = Refresh()
-    return any(
-        consume_together(shards_of(number), seconds, until_idle=until_idle, every_second=refresh) for number in numbers
-    )
+    return consume_free_number(shards_of, seconds, until_idle=until_idle)
 
 
 def shards_of(number: int) -> list[Shard]:
     """Return the shards with this number, of all streams that a saver reads."""
-    return [Shard.of(consumer, number) for consumer in consumers(number)]
+    return [Shard.of(each, number) for each in consumers(number)]
 
 
 def consumers(number: int) -> list[StreamConsumer]:
     """Return the savers of all streams; the gate of the chats is that of one shard number."""
     current = settings.current()
-    save, deliver = kinds.group_of(current.receipt_group_save), kinds.group_of(current.receipt_group_deliver)
-    to_save = current.receipt_stream_to_save
+    group, to_save = current.receipt_group_save, current.receipt_stream_to_save
+    save, deliver = kinds.group_of(group), kinds.group_of(current.receipt_group_deliver)
     gate = Gate(lua.GATE_SAVE_ACCEPTED, (kinds.switches_key(), kinds.shard_key(to_save, number)), (save, deliver))
-    made = [_consumer(kinds.CHAT, kinds.accepted_stream(kinds.CHAT), other_group=deliver, gate=gate)]
-    made.append(_consumer(kinds.CHAT, to_save, is_delivered=True))
-    made += [_consumer(kind, kinds.accepted_stream(kind)) for kind in kinds.SAVERS if kind != kinds.CHAT]
+    accepted = kinds.accepted_stream(kinds.CHAT)
+    chats = partial(SavingSink, kinds.CHAT)
+    made = [
+        consumer(group, accepted, chats, other_group=deliver, other_off="off", gate=gate),
+        consumer(group, to_save, partial(chats, is_delivered=True)),
+    ]
+    for kind in kinds.SAVERS:
+        if kind != kinds.CHAT:
+            made.append(consumer(group, kinds.accepted_stream(kind), partial(SavingSink, kind)))
     return made
 
 
-def _consumer(
-    kind: str, stream: str, *, other_group: str = "", gate: Gate | None = None, is_delivered: bool = False
-) -> StreamConsumer:
-    current = settings.current()
-    return StreamConsumer(
-        current.receipt_group_save,
-        stream,
-        _collect,
-        shards=current.receipt_shards,
-        own_sinks=lambda run: [SavingSink(kind, run, is_delivered=is_delivered)],
-        acknowledge=lambda source, ids: acknowledge(source, ids, other_group=other_group, other_off="off"),
-        gate=gate,
-        defers_ack=False,  # the transaction of the batch is the checkpoint
-        lease_seconds=LEASE_SECONDS,
-    )
-
-
-def _collect(batch: Batch) -> None:
-    batch.sink(SINK).add(batch.entries)
-
-
-def acknowledge(source: StreamSource, ids: Sequence[str], *, other_group: str, other_off: str) -> int:
-    """Acknowledge entries, and delete what every group has passed."""
-    keys = [kinds.switches_key()]
-    return int(source.run_as_holder(lua.ACKNOWLEDGE, keys, source.shard.group, other_group, other_off, *ids))
-
-
-class Refresh:
-    """Copies the switches of the ledger to Redis, so that a change takes effect within a second or two."""
-
-    def __init__(self) -> None:
-        self.client: Any = None
-
-    def __call__(self) -> None:
-        if self.client is None:
-            self.client = redis.Redis.from_url(settings.current().redis_url, decode_responses=True, socket_timeout=5)
-        with autocommit(engine()) as connection:
-            found = switches.read_switches(connection)
-        try:
-            if switches.copy_to_log(self.client, found):
-                word = "delivered before they are saved" if found.deliver_before_saved else "saved before delivery"
-                logger.warning("From now on, messages are %s.", word, extra={"event": "receipt_delivery_switched"})
-        except redis.RedisError as error:
-            raise Unreachable(f"The receipt log is unreachable: {error}.") from None
-
-
-class SavingSink(CheckpointAwareSink):
+class SavingSink(EntriesSink):
     """The ledger as the sink of one shard: a batch is written by the transaction that decides its checkpoint."""
 
-    def __init__(self, kind: str, run: ShardRun, *, is_delivered: bool) -> None:
-        super().__init__(SINK)
+    failure = "save"
+
+    def __init__(self, kind: str, run: ShardRun, *, is_delivered: bool = False) -> None:
+        super().__init__(run)
         self.kind = kind
-        self.run = run
         self.is_delivered = is_delivered  # the receiver got the message before it was saved
-        self.entries: list[Entry] = []
         self.results: list[Settled] = []
-
-    @property
-    def writer(self) -> SavingSink:
-        return self
-
-    def add(self, entries: Sequence[Entry]) -> None:
-        self.entries += entries
-
-    def on_checkpoint_start(self, _checkpoint_id: int, /) -> Handle | None:
-        return None
 
     def write(self, db: GuardedSession) -> None:
         failpoint("receipts.before_save")
@@ -152,14 +88,6 @@ class SavingSink(CheckpointAwareSink):
             _count(self.results)
         self.entries, self.results = [], []
 
-    def on_checkpoint_abort(self, _checkpoint_id: int, /) -> None:
-        if self.entries:
-            metrics.RECEIPT_FAILURES_TOTAL.labels("save").inc()
-        self.entries, self.results = [], []
-
-    def on_checkpoint_restore(self, _checkpoint_id: int, _handle: Handle, /) -> None:
-        """Do nothing: a batch is written and acknowledged, or read again."""
-
     def _tell(self) -> None:
         """Update the claims, and publish frames for the users of chats."""
         keys = [kinds.claim_key(each.receipt.id) for each in self.results]
@@ -169,8 +97,7 @@ class SavingSink(CheckpointAwareSink):
         if self.kind == kinds.CHAT:
             for each in self.results:
                 values += _pushes(each, is_delivered=self.is_delivered)
-        source = self.run.source
-        source.ask(source.client.register_script(lua.SETTLE), keys=keys, args=values)
+        self.source.ask(self.source.client.register_script(lua.SETTLE), keys=keys, args=values)
 
 
 def _values_of(receipt: Receipt) -> list[Any]:

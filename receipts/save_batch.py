@@ -1,8 +1,9 @@
 """Save a batch of entries: each of them ends with a receipt `saved` or `rejected`.
 
 Both are written by the transaction of the batch. If the batch fails because of an entry, it is saved in halves, so that
-one bad entry does not stop the others. An outage, a lock or a lost shard is nobody's fault: it is raised, and the batch
-is saved again later. An entry may have been written by any program, so whatever reading it raises is its own fault.
+one bad entry does not stop the others. An outage, a lock or a lost shard says nothing about the entries: it is raised,
+and the batch is saved again later. Any program may have written an entry, so whatever reading it raises is the fault of
+the entry.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from receipts.receipt import AOF_ALWAYS, Receipt, from_milliseconds
 from receipts.save_results import Rejected, Saved, SaveResult
 from receipts.streams.entries import Entry
 from tasks.core.task_ids import keyed_id
+from tasks.submission.closed_queues import tasks_are_accepted
 
 logger = logging.getLogger(__name__)
 
@@ -53,21 +55,23 @@ def save_batch(db: GuardedSession, kind: str, entries: Sequence[Entry]) -> list[
     """Save entries of one kind in the transaction of `db`, and reject those that can never be saved."""
     if not entries:
         return []
+    saver = kinds.saver_of(kind)
     try:
-        with db.begin_nested():
-            results = kinds.saver_of(kind).save(db, kind, entries)
-            return [_settle(db, kind, *each) for each in zip(entries, results, strict=True)]
+        given = [saver.row_of(kind, entry) for entry in entries]
+        with db.begin_nested(), tasks_are_accepted():
+            results = saver.save(db, entries, given)
+            return [_settle(db, *each) for each in zip(entries, given, results, strict=True)]
     except Exception as error:
         if not _is_fault_of_an_entry(error):
             raise
         if len(entries) == 1:
-            return [_settle(db, kind, entries[0], _rejected(error))]
+            return [_settle(db, entries[0], _row_of(kind, entries[0]), _rejected(error))]
         middle = len(entries) // 2
         return [*save_batch(db, kind, entries[:middle]), *save_batch(db, kind, entries[middle:])]
 
 
-def _settle(db: GuardedSession, kind: str, entry: Entry, result: SaveResult) -> Settled:
-    row, promise = _row_of(kind, entry), settings.current().receipt_promise_seconds
+def _settle(db: GuardedSession, entry: Entry, row: rows.Row, result: SaveResult) -> Settled:
+    promise = settings.current().receipt_promise_seconds
     if isinstance(result, Saved):
         return Settled(entry, rows.receipt_of(row, result, promise), result.is_new)
     row = _storable_row(row)
@@ -75,7 +79,7 @@ def _settle(db: GuardedSession, kind: str, entry: Entry, result: SaveResult) -> 
     code, reason = result.code, storable(result.reason)[:REASON_CHARACTERS]
     seq, at = rows.reject(db, row, promise, code=code, reason=reason, entry=shown, notify=_notify_of(entry))
     receipt = replace(rows.receipt_of(row, Saved(seq, at), promise), level=Level.REJECTED, code=code, reason=reason)
-    fields = {"event": "receipt_rejected", "code": result.code, "kind": kind}
+    fields = {"event": "receipt_rejected", "code": result.code, "kind": row.kind}
     logger.error("The message %s was rejected: %s", row.id, reason, extra=fields)
     return Settled(entry, receipt, is_new=True)
 

@@ -14,15 +14,13 @@ import settings
 from models.engine import autocommit, engine
 from models.sql import sql
 from receipts import kinds
-from receipts.errors import ReceiptLogUnreachable
-from receipts.needed_consumers import stream_keys
+from receipts.log_client import connected
 from receipts.receipt import from_milliseconds
 
 HOLDERS: Final = sql("""
     SELECT stream, holder, lease_until FROM ledger.shard_lease
     WHERE lease_until > (SELECT ledger.ledger_now())
 """)
-ANSWER_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +44,13 @@ class ShardState:
     groups: list[GroupState]
 
 
-def connect() -> Any:
-    """Return a client of the receipt log for a command."""
-    return redis.Redis.from_url(
-        settings.current().redis_url,
-        decode_responses=True,
-        encoding_errors="surrogateescape",
-        socket_timeout=ANSWER_SECONDS,
-        socket_connect_timeout=ANSWER_SECONDS,
-    )
-
-
 def read_shards() -> list[ShardState]:
     """Return every shard of the receipt log; raise ReceiptLogUnreachable."""
     with autocommit(engine()) as connection:
         holders = {stream: (holder, until) for stream, holder, until in connection.execute(HOLDERS)}
-    try:
-        with connect() as client:
-            return [_read(client, key, holders) for key in stream_keys()]
-    except redis.RedisError as error:
-        place = settings.place(settings.current().redis_url)
-        raise ReceiptLogUnreachable(f"The receipt log at {place} is unreachable: {error}.") from None
+    with connected() as client:
+        seconds, microseconds = client.time()
+        return [_read(client, key, holders, seconds + microseconds / 1e6) for key in kinds.stream_keys()]
 
 
 def waiting() -> int:
@@ -74,12 +58,11 @@ def waiting() -> int:
     return sum(shard.length for shard in read_shards())
 
 
-def _read(client: Any, key: str, holders: dict[str, tuple[str, datetime]]) -> ShardState:
+def _read(client: Any, key: str, holders: dict[str, tuple[str, datetime]], now: float) -> ShardState:
     length = int(client.xlen(key))
     first = client.xrange(key, count=1) if length else []
     oldest_at = from_milliseconds(first[0][0].partition("-")[0]) if first else None
-    seconds, microseconds = client.time()
-    lag = max(0.0, seconds + microseconds / 1e6 - oldest_at.timestamp()) if oldest_at else 0.0
+    lag = max(0.0, now - oldest_at.timestamp()) if oldest_at else 0.0
     return ShardState(key, length, oldest_at, lag, list(_groups(client, key, holders)))
 
 
@@ -104,7 +87,7 @@ def wait_until_drained(seconds: float, *, pause_seconds: float = 0.2) -> Iterato
         time.sleep(pause_seconds)
 
 
-def is_saved_by_anyone(shards: list[ShardState]) -> bool:
+def has_saver(shards: list[ShardState]) -> bool:
     """Return whether a saver holds a shard of the chats, so that accepted messages will be saved."""
     group = kinds.group_of(settings.current().receipt_group_save)
     return any(each.group == group and each.holder for shard in shards for each in shard.groups)

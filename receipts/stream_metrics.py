@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import redis
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from typing import Final
 
 import settings
-from receipts.needed_consumers import stream_keys
+from receipts import kinds
+from receipts.errors import ReceiptLogUnreachable
+from receipts.log_client import connected
 
-ANSWER_SECONDS = 1.0  # a scrape must not wait for long
+ANSWER_SECONDS: Final = 1.0  # a scrape must not wait for long
+
+Samples = list[tuple[tuple[str, ...], float]]
 
 
-def exposition() -> bytes:
-    """Return length and pending entries of every stream in Prometheus's text format; nothing if Redis is down."""
-    registry = CollectorRegistry()
-    length = Gauge("ingest_stream_length", "Entries in a stream", ["stream"], registry=registry)
-    pending = Gauge(
-        "ingest_stream_pending", "Entries that a group is consuming", ["stream", "group"], registry=registry
-    )
+def read_streams() -> tuple[Samples, Samples]:
+    """Return the length of every stream, and the pending entries of every group; nothing if Redis does not answer."""
+    lengths: Samples = []
+    pending: Samples = []
     try:
-        with redis.Redis.from_url(
-            settings.current().redis_url,
-            decode_responses=True,
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=ANSWER_SECONDS,
-        ) as client:
-            for key in stream_keys():
-                length.labels(key).set(client.xlen(key))
+        with connected(answer_seconds=ANSWER_SECONDS) as client:
+            for key in kinds.stream_keys():
+                lengths.append(((key,), client.xlen(key)))
                 for group in client.xinfo_groups(key) if client.exists(key) else ():
-                    pending.labels(key, group["name"]).set(group["pending"])
-    except (redis.RedisError, settings.SettingsError):
-        return b""
-    return generate_latest(registry)
+                    pending.append(((key, group["name"]), group["pending"]))
+    except (ReceiptLogUnreachable, settings.SettingsError):
+        return [], []
+    return lengths, pending

@@ -46,6 +46,7 @@ def message_of(new: NewTask, *, principal: str, client_id: str | None, kind: str
         "batch": checked.batch,  # of the handler, which the saver may not have while a new version is deployed
         "context": dict(new.context),
         "notify": new.notify,
+        "expires": new.expires.isoformat() if isinstance(new.expires, datetime) else None,
     }
     fields: dict[str, str | bytes] = {
         ID: str(id_),
@@ -68,12 +69,12 @@ def save_now(db: Session, message: Message, new: NewTask, *, ordered: bool) -> R
     promise = settings.current().receipt_promise_seconds
     saved = rows.insert(db, [row], promise)[message.id]
     receipt = rows.find(db.connection(), message.id, level=Level.SAVED) if not saved.is_new else None
-    return replace(receipt, duplicate=True) if receipt else rows.receipt_of(row, saved, promise)
+    return replace(receipt or rows.receipt_of(row, saved, promise), duplicate=not found.created)
 
 
-def save(db: Session, kind: str, entries: Sequence[Entry]) -> list[SaveResult]:
+def save(db: Session, entries: Sequence[Entry], of_entries: Sequence[rows.Row]) -> list[SaveResult]:
     """Write tasks, their wake-ups and their receipts into the ledger: one statement for the tasks, one for receipts."""
-    given = [_read(kind, entry) for entry in entries]
+    given = [_read(entry, row) for entry, row in zip(entries, of_entries, strict=True)]
     once: dict[uuid.UUID, _Given] = {}  # a message may be in a batch twice; the first one counts
     for each in given:
         if isinstance(each, _Given):
@@ -105,15 +106,16 @@ class _Given:
     checked: CheckedTask
 
 
-def _read(kind: str, entry: Entry) -> _Given | Rejected:
+def _read(entry: Entry, row: rows.Row) -> _Given | Rejected:
     written = json.loads(entry.fields[TASK])
-    run_at, batch = written.pop("run_at"), written.pop("batch", None)
-    new = NewTask(**written, run_at=run_at and datetime.fromisoformat(run_at))
+    batch = written.pop("batch", None)
+    times = {name: datetime.fromisoformat(written[name]) for name in ("run_at", "expires") if written.get(name)}
+    new = NewTask(**{**written, **times})
     try:
         checked = check_task(new)
     except CeleriacError as error:
         return Rejected(error.code, error.message)
-    return _Given(row_of(kind, entry), checked if checked.batch else replace(checked, batch=batch))
+    return _Given(row, checked if checked.batch else replace(checked, batch=batch))
 
 
 def _result(

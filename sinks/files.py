@@ -200,7 +200,13 @@ class FileSink(TwoPhaseCommitSink[Function, FileTransaction]):
             with self._open() as folders:
                 return work(folders)
         except (OSError, SinkNotReady) as error:
-            logger.warning("Sink %s: the transaction %s is not finished: %s", self.name, gid, error)
+            logger.warning(
+                "Sink %s: the transaction %s is not finished: %s",
+                self.name,
+                gid,
+                error,
+                extra={"event": "sink_unfinished", "sink": self.name},
+            )
             is_known_to_fail = isinstance(error, OSError) and error.errno in IN_THE_WAY
             return Finished.FAILED if is_known_to_fail else Finished.RETRY_LATER
 

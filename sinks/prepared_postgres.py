@@ -136,6 +136,13 @@ class PreparedPostgres(TwoPhaseCommitSink[Function, PreparedTransaction]):
                     return Finished.RETRY_LATER
                 case code if code == NOT_NOW or str(code)[:2] in TEMPORARY:
                     return Finished.RETRY_LATER
-            logger.error("Sink %s refuses %s %s: %s", self.name, order, gid, str(error).strip())
+            logger.error(
+                "Sink %s refuses %s %s: %s",
+                self.name,
+                order,
+                gid,
+                str(error).strip(),
+                extra={"event": "sink_refused", "sink": self.name},
+            )
             return Finished.FAILED
         return Finished.DONE

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Final
 
 from sqlalchemy import Engine
@@ -59,13 +58,17 @@ def recover(engine: Engine, *, retries_failed: bool = False) -> Recovered:
             connection.execute(ABORT_ORPHANS)
         rows = [row for row in transactions.unfinished(connection) if retries_failed or row.state != "failed"]
     failpoint("recovery.after_rows")
-    _measure(rows)
     for sink in two_phase:
         of_sink = [row for row in rows if row.sink == sink.name]
         try:
             _RecoveryOfSink(engine, sink, found).run(of_sink)
         except Exception as error:  # client libraries raise many kinds
-            logger.warning("Sink %s cannot be recovered now: %s", sink.name, str(error).partition("\n")[0])
+            logger.warning(
+                "Sink %s cannot be recovered now: %s",
+                sink.name,
+                str(error).partition("\n")[0],
+                extra={"event": "sink_not_recovered", "sink": sink.name},
+            )
             found.left += [row.gid for row in of_sink if row.gid not in (*found.committed, *found.aborted)]
     known = {sink.name for sink in two_phase}
     found.left += [row.gid for row in rows if row.sink not in known]
@@ -85,7 +88,12 @@ def prune_keys(engine: Engine) -> int:
         try:
             pruned += sink.prune(open_sinks().installation())
         except Exception as error:  # client libraries raise many kinds
-            logger.warning("Old keys of the sink %s are kept for now: %s", sink.name, str(error).partition("\n")[0])
+            logger.warning(
+                "Old keys of the sink %s are kept for now: %s",
+                sink.name,
+                str(error).partition("\n")[0],
+                extra={"event": "sink_keys_kept", "sink": sink.name},
+            )
     return pruned
 
 
@@ -125,16 +133,20 @@ class _RecoveryOfSink:
             with self.engine.begin() as connection:
                 connection.execute(FAIL, {"gid": gid})
             self.found.failed.append(gid)
-            logger.error("Sink %s cannot finish the transaction %s: %s.", self.sink.name, gid, done)
+            logger.error(
+                "Sink %s cannot finish the transaction %s: %s.",
+                self.sink.name,
+                gid,
+                done,
+                extra={"event": "sink_not_recovered", "sink": self.sink.name},
+            )
 
     def _report_unknown(self, gid: str) -> None:
         self.found.unknown.append(gid)
         metrics.SINK_RECOVERY_TOTAL.labels(self.sink.name, "unknown_to_ledger").inc()
-        logger.error("Sink %s has the prepared transaction %s, which the ledger does not know.", self.sink.name, gid)
-
-
-def _measure(rows: list[UnfinishedTransaction]) -> None:
-    """Set the gauges of transactions in doubt."""
-    metrics.PREPARED_TRANSACTIONS.set(len(rows))
-    oldest = max((row.age for row in rows), default=timedelta())
-    metrics.PREPARED_TRANSACTION_OLDEST_SECONDS.set(oldest.total_seconds())
+        logger.error(
+            "Sink %s has the prepared transaction %s, which the ledger does not know.",
+            self.sink.name,
+            gid,
+            extra={"event": "sink_unknown_transaction", "sink": self.sink.name},
+        )

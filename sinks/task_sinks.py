@@ -34,6 +34,7 @@ from tasks.core.lease import HeldLease
 from tasks.core.outcomes import Finish, Snooze
 from tasks.core.steps import Steps
 from tasks.core.task import Task
+from tracing import task_fields
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,11 @@ class TaskSinks:
         sink = sinks.find(name)
         self._note_use(name)
         return sink.bind(self)
+
+    @property
+    def has_open_work(self) -> bool:
+        """Return True if something was begun in a sink or deferred, which settling the task must complete."""
+        return bool(self._open or self.deferred)
 
     @property
     def task_id(self) -> uuid.UUID:
@@ -156,7 +162,12 @@ class TaskSinks:
             commits = self._is_commit()
         except LEDGER_ERRORS as error:
             self._open = {}
-            logger.warning("Sink transactions of the task %s are left to recovery: %s", self.task.id, _line(error))
+            logger.warning(
+                "Sink transactions of the task %s are left to recovery: %s",
+                self.task.id,
+                _line(error),
+                extra=task_fields("sink_left_to_recovery", self.task),
+            )
             return []
         if commits:
             return self._obey(self._commit)
@@ -171,13 +182,23 @@ class TaskSinks:
             if self.gids:
                 transactions.decide_abort(self.bind, list(self._open), seconds=CLOSE_SECONDS)
         except LEDGER_ERRORS as error:  # a transaction without a decision is aborted all the same
-            logger.warning("Aborted without a record: the task %s: %s", self.task.id, _line(error))
+            logger.warning(
+                "Aborted without a record: the task %s: %s",
+                self.task.id,
+                _line(error),
+                extra=task_fields("sink_abort_unrecorded", self.task),
+            )
         aborted = self._obey(lambda sink, txn: sink.abort(txn))
         try:
             if self.gids:
                 transactions.finish(self.bind, aborted, seconds=CLOSE_SECONDS)
         except LEDGER_ERRORS as error:
-            logger.warning("Recovery will record what sinks have done for %s: %s", self.task.id, _line(error))
+            logger.warning(
+                "Recovery will record what sinks have done for %s: %s",
+                self.task.id,
+                _line(error),
+                extra=task_fields("sink_left_to_recovery", self.task),
+            )
 
     def _is_commit(self) -> bool:
         """Return the decision. The ledger is asked if the answer to the settling may have been lost."""
@@ -202,7 +223,12 @@ class TaskSinks:
                 if obey(sink, txn) in OBEYED:
                     done.append(gid)
             except Exception as error:  # client libraries raise many kinds
-                logger.warning("Sink %s: left to recovery: %s", sink.name, _line(error))
+                logger.warning(
+                    "Sink %s: left to recovery: %s",
+                    sink.name,
+                    _line(error),
+                    extra={"event": "sink_left_to_recovery", "sink": sink.name},
+                )
         return done
 
     def _finish_predecessors(self, sink: AnySink, partition_key: str) -> None:

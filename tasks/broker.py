@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from kombu.exceptions import OperationalError
 
@@ -12,10 +12,17 @@ import settings
 from models.errors import Unreachable
 from tasks.celery import app
 
+# Of Redis, then of RabbitMQ.
+TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout", "connect_timeout", "read_timeout", "write_timeout")
+SHOWN_SECONDS: Final = 1.0  # patience for numbers that are shown to people or to Prometheus
 
-def depths(queues: Iterable[str]) -> dict[str, int]:
-    """Count the messages of each queue that no worker has taken yet. A queue that was never declared has none."""
-    with _connection() as connection:
+
+def depths(queues: Iterable[str], *, patience_seconds: float | None = None) -> dict[str, int]:
+    """Count the messages of each queue that no worker has taken yet. A queue that was never declared has none.
+
+    `patience_seconds` is how long to wait for a broker that does not answer, if not as long as a worker would.
+    """
+    with _connection(patience_seconds) as connection:
         return {queue: _depth(connection, settings.current().broker_queue(queue)) for queue in queues}
 
 
@@ -47,12 +54,15 @@ def _depth(connection: Any, queue: str) -> int:
 
 
 @contextmanager
-def _connection() -> Iterator[Any]:
+def _connection(patience_seconds: float | None = None) -> Iterator[Any]:
     """Connect to the broker; raise Unreachable instead of the driver's errors."""
-    connection: Any = app.connection_for_read()
+    connection: Any = app.connection_for_read(
+        transport_options={} if patience_seconds is None else dict.fromkeys(TIMEOUTS, patience_seconds)
+    )
     lost: tuple[type[Exception], ...] = (OperationalError, *connection.connection_errors)
+    retries = 1 if patience_seconds is None else 0
     try:
-        connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=5)
+        connection.ensure_connection(max_retries=retries, interval_start=0.2, timeout=patience_seconds or 5)
         yield connection
     except lost as error:
         raise Unreachable(f"The broker does not answer: {error}") from None

@@ -13,14 +13,15 @@ from typing import Any
 
 from celery import Celery, signals
 
-from tasks.core.celery_program import close_flower, exit_with_message, is_celery_program
+from tasks.core.celery_program import exit_with_message, is_celery_program
+from tasks.core.flower import prepare_flower
 from tasks.core.logs import configure_logging
 
 app = Celery("celeriac")
 app.config_from_object("celeryconfig")  # read when it is first needed: importing this module needs no broker
 if is_celery_program() and "--help" not in sys.argv:
     with exit_with_message():
-        close_flower()
+        prepare_flower()
         _ = app.conf.broker_url  # reads the settings now, so that a wrong one is reported before anything starts
 
 

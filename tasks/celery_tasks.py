@@ -39,7 +39,19 @@ def reclaim() -> None:
     ticks.run("reclaim")
 
 
+@app.task(name="tasks.tally")
+def tally() -> None:
+    """Fold what was counted into the totals and the history."""
+    ticks.run("tally")
+
+
 @app.task(name="tasks.prune")
 def prune() -> None:
     """Delete final tasks and sent events after their retention."""
     ticks.run("prune")
+
+
+@app.task(name="tasks.schedules")
+def schedules() -> None:
+    """Submit the occurrences of schedules that are due."""
+    ticks.run("schedules")

@@ -1,13 +1,14 @@
-"""Run the periodic work of the ledger: relay, reclaim and prune.
+"""Run the periodic work of the ledger: relay, reclaim, tally, prune and schedules.
 
-A tick is called by beat, by `manage.py … --once`, or by a worker while beat is silent. Its row in the ledger lets one
-process run it at a time. Each tick has a time budget and is harmless when it is called too often (docs/protocol.md,
-Ticks).
+A tick is called by beat, by `manage.py … --once`, by a worker while beat is silent, or by the API (API_RUN_TICKS). Its
+row in the ledger lets one process run it at a time. Each tick has a time budget and is harmless when it is called too
+often (docs/protocol.md, Ticks).
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
@@ -19,16 +20,21 @@ from models.ledger_outage import is_outage
 from outbox import prune as outbox_prune
 from outbox.relay import Relay
 from sinks.recovery import prune_keys, recover
+from tally.fold import fold, forget_periods
 from tasks import broker
 from tasks.core.holders import actor
-from tasks.operations import dead_letter_queue
-from tasks.recovery import lost_wakeups, prune
+from tasks.core.tick_intervals import intervals
+from tasks.operations import backlog, dead_letter_queue
+from tasks.recovery import expired_tasks, limited_tasks, lost_wakeups, prune
 from tasks.recovery.reclaim import reclaim_leases
 from tasks.recovery.tick_rows import BEAT, record_tick, single_flight
+from tasks.submission import occurrences
 
 RECLAIM: Final = "reclaim"
 RELAY_BUDGET_SECONDS: Final = 10.0
 PRUNE_BUDGET_SECONDS: Final = 5.0
+TALLY_BUDGET_SECONDS: Final = 5.0
+SCHEDULES_BUDGET_SECONDS: Final = 5.0
 
 
 def run(name: str) -> Any:
@@ -49,11 +55,11 @@ def _run(name: str) -> Any:
         with single_flight(engine(), name, holder=actor(), seconds=longest_seconds) as ours:
             result = tick() if ours else None
     except Exception as error:
-        metrics.TICK_TOTAL.labels(name, "error").inc()
+        metrics.TICKS_TOTAL.labels(name, "error").inc()
         if is_outage(error):
             _met_an_outage.add(os.getpid())
         raise
-    metrics.TICK_TOTAL.labels(name, "ok").inc()
+    metrics.TICKS_TOTAL.labels(name, "ok").inc()
     if name == RECLAIM:
         _met_an_outage.discard(os.getpid())
     return result
@@ -63,7 +69,7 @@ def record_beat(holder: str) -> None:
     """Record that beat is alive: it cannot be asked."""
     with engine().begin() as connection:
         record_tick(connection, BEAT, holder=holder)
-    metrics.TICK_TOTAL.labels(BEAT, "ok").inc()
+    metrics.TICKS_TOTAL.labels(BEAT, "ok").inc()
 
 
 def _relay() -> Any:
@@ -79,8 +85,12 @@ def _reclaim() -> dict[str, Any]:
         if current.sinks:
             found = recover(engine())
             result |= {"sinkCommits": len(found.committed), "sinkAborts": len(found.aborted)}
+        result["expired"] = expired_tasks.discard_expired(engine(), current)
     finally:  # a lease that cannot be reclaimed must not delay lost wake-ups
-        result["wokenAgain"] = lost_wakeups.repair(engine(), current, depths=broker.depths, lost=_lost(current))
+        how: dict[str, Any] = {"depths": broker.depths, "lost": _lost(current)}
+        result["wokenAgain"] = lost_wakeups.repair(engine(), current, **how)
+        result["wokenAgain"] += limited_tasks.repair(engine(), current, **how)
+        result["backlogAlerts"] = backlog.check_backlog(engine(), current)
     return result
 
 
@@ -98,7 +108,16 @@ def _prune() -> dict[str, int]:
     tasks = prune.prune(engine(), current, budget_seconds=budget)
     letters = dead_letter_queue.sync(engine(), current)
     keys = prune_keys(engine()) if current.sinks else 0
-    return {"events": events, "tasks": tasks.tasks, "letters": letters, "keys": keys}
+    periods = forget_periods(engine())
+    return {"events": events, "tasks": tasks.tasks, "letters": letters, "keys": keys, "periods": periods}
+
+
+def _tally() -> int:
+    return fold(engine(), budget_seconds=TALLY_BUDGET_SECONDS)
+
+
+def _schedules() -> dict[str, int]:
+    return asdict(occurrences.submit_due(engine(), budget_seconds=SCHEDULES_BUDGET_SECONDS))
 
 
 def relay_of_this_process() -> Relay:
@@ -119,5 +138,31 @@ _relays: Final[dict[int, Relay]] = {}
 TICKS: Final[dict[str, tuple[Callable[[], Any], float]]] = {
     "relay": (_relay, 2 * RELAY_BUDGET_SECONDS),
     RECLAIM: (_reclaim, 60.0),
+    "tally": (_tally, 60.0),
     "prune": (_prune, 60.0),
+    "schedules": (_schedules, 4 * SCHEDULES_BUDGET_SECONDS),
 }
+
+
+class DueTicks:
+    """When a process that is not beat runs which tick: each at its interval, all of them at first."""
+
+    def __init__(self) -> None:
+        self._due_at = dict.fromkeys(TICKS, 0.0)
+
+    def run_due(self) -> None:
+        """Run the ticks that are due. An error in one does not prevent the others; the first error is raised."""
+        errors: list[Exception] = []
+        for name, due_at in self._due_at.items():
+            if time.monotonic() >= due_at:
+                self._due_at[name] = time.monotonic() + intervals()[name]
+                try:
+                    run(name)
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def next_in_seconds(self) -> float:
+        """Return how long it takes until a tick is due."""
+        return max(0.0, min(self._due_at.values()) - time.monotonic())

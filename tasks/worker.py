@@ -17,19 +17,23 @@ import metrics
 import settings
 from models.engine import engine, make_room_for
 from models.schema import require_ready
+from tally.counts import counts
 from tasks.celery import app
 from tasks.core.celery_program import SIGTERM_WARNING, exit_with_message
 from tasks.core.holders import WORKER
 from tasks.core.registered_types import Registration
 from tasks.core.registry import handlers
+from tasks.execution.event_sender import EventSender
 from tasks.execution.hard_limits import HardLimits
-from tasks.pools import SoloPool, ThreadPool, supported_pool
+from tasks.execution.task_events import EventChannel, use_channel
+from tasks.pools import PoolSize, SoloPool, ThreadPool, supported_pool
 from tasks.worker_watch import ChildPids, WorkerWatch
 
 logger = logging.getLogger(__name__)
-# Of this process, if it is a worker. The first two must be there before its children are forked.
+# Of this process, if it is a worker. All but the watches must be there before its children are forked.
 _child_pids: list[ChildPids] = []
 _hard_limits: list[HardLimits] = []
+_channels: list[EventChannel] = []
 _watches: list[WorkerWatch] = []
 
 
@@ -46,12 +50,16 @@ def _start_worker(sender: Any, **_: Any) -> None:
         handlers()  # reports a missing handler module now instead of with every task
     metrics.share_between_processes()
     if port := settings.current().worker_metrics_port:
-        metrics.serve(port)
+        metrics.serve(port, settings.current().metrics_host)
     if os.environ.get("REMAP_SIGTERM") != "SIGQUIT":
-        logger.warning(SIGTERM_WARNING)
-    logger.info("leases of this worker are held as %s", WORKER)  # its children inherit the name
+        logger.warning(SIGTERM_WARNING, extra={"event": "sigterm_not_remapped"})
+    logger.info(
+        "leases of this worker are held as %s", WORKER, extra={"event": "worker_started", "worker": WORKER}
+    )  # its children inherit the name
     _child_pids.append(ChildPids())
     _hard_limits.append(HardLimits())
+    _channels.append(EventChannel())
+    use_channel(_channels[-1])
 
 
 @signals.worker_ready.connect
@@ -69,15 +77,28 @@ def _start_worker_watch(sender: Any, **_: Any) -> None:
     prefix = settings.current().broker_queue("")
     consumed = {name.removeprefix(prefix) for name in app.amqp.queues.consume_from}
     registration = Registration(engine(), settings.current(), handlers(), consumed=consumed)
+    can_change = PoolSize.can_change(sender)
+    size = PoolSize(sender, worker=registration.worker, queues=consumed) if can_change else None
     watch = WorkerWatch(
         children,
         started=child_pids.received,
         overdue=_hard_limits[-1].overdue,
         runs_ticks=runs_ticks,
         registration=registration,
+        resize=size.check if size else None,
     )
     watch.start()
     _watches.append(watch)
+
+
+@signals.worker_ready.connect
+def _start_event_sender(sender: Any, **_: Any) -> None:
+    def is_wanted() -> bool | None:
+        """Return True if Flower has switched task events on. The worker does not know while it is reconnecting."""
+        dispatcher = sender.event_dispatcher
+        return None if dispatcher is None else not dispatcher.groups or "task" in dispatcher.groups
+
+    EventSender(app, _channels[-1], hostname=sender.hostname, is_wanted=is_wanted).start()
 
 
 @signals.worker_shutting_down.connect
@@ -85,6 +106,11 @@ def _stop_worker_watch(**_: Any) -> None:
     for watch in _watches:
         watch.stop()
     _watches.clear()
+
+
+@signals.worker_process_shutdown.connect
+def _end_child(**_: Any) -> None:
+    counts.append()  # a child process does not call what is registered with atexit
 
 
 @signals.worker_process_init.connect

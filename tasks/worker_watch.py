@@ -1,10 +1,11 @@
 """Watch over a worker from a thread of its main process.
 
-It renews the worker's registration in the ledger. Three more things would otherwise be noticed late or never. A killed
-child process leaves a lease that expires only after a minute; the main process knows at once that the child is gone,
-and reclaims its leases. A handler that never lets another thread of its child run, and so cannot be stopped from there,
-is killed after its hard limit. And if beat has not been seen for a few of its intervals, a worker that consumes
-`system` runs the ticks itself, so beat is not a single point of failure (docs/protocol.md, Ticks).
+It renews the worker's registration in the ledger, and gives the pool the size that the ledger asks for. Three more
+things would otherwise be noticed late or never. A killed child process leaves a lease that expires only after a minute;
+the main process knows at once that the child is gone, and reclaims its leases. A handler that never lets another thread
+of its child run, and so cannot be stopped from there, is killed after its hard limit. And if beat has not been seen for
+a few of its intervals, a worker that consumes `system` runs the ticks itself, so beat is not a single point of failure
+(docs/protocol.md, Ticks).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from models.sql import sql
 from tasks import ticks
 from tasks.core.holders import holder_of
 from tasks.core.registered_types import Registration
-from tasks.core.tick_intervals import BEAT_SEEN_SECONDS, intervals
+from tasks.core.repeated_jobs import RepeatedJobs
+from tasks.core.tick_intervals import BEAT_SEEN_SECONDS
 from tasks.execution.hard_limits import Overdue
 from tasks.execution.heartbeat import process_was_killed
 from tasks.recovery.reclaim import reclaim_leases
@@ -78,7 +80,7 @@ class WorkerWatch:
     """The watch of one worker.
 
     `children` returns the pids of its pool, `started` those started since the last call, and `overdue` those whose
-    handler has not ended at its hard limit.
+    handler has not ended at its hard limit. `resize` changes the size of its pool if the ledger asks for that.
     """
 
     def __init__(
@@ -89,19 +91,21 @@ class WorkerWatch:
         overdue: Callable[[Collection[int]], list[Overdue]] = lambda _: [],
         runs_ticks: bool,
         registration: Registration | None = None,
+        resize: Callable[[], None] | None = None,
     ) -> None:
         self.children = children
         self.started = started
         self.overdue = overdue
         self.runs_ticks = runs_ticks
         self.registration = registration
+        self.resize = resize
         self._reasons: dict[int, str] = {}  # why children were killed, until it is written into their leases
         self._known: set[int] = set()
         self._lost: dict[int, int] = {}  # pid → how many more times its leases are reclaimed
         self._started_at = time.monotonic()
-        self._due_at = dict.fromkeys(ticks.TICKS, 0.0)
+        self._ticks = ticks.DueTicks()
         self._check_beat_at = 0.0
-        self._failing: set[str] = set()
+        self._try = RepeatedJobs("The worker watch").run
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -123,6 +127,8 @@ class WorkerWatch:
         self._try("kill children that exceed their hard limit", self._kill_overdue_children)
         self._register()
         self._try("reclaim the leases of lost children", self._reclaim_from_lost_children)
+        if self.resize:
+            self._try("set the number of its processes", self.resize)
         if self.runs_ticks:
             self._try("run ticks in place of beat", self._tick_for_beat)
 
@@ -134,22 +140,12 @@ class WorkerWatch:
         if self.registration:
             self._try("register its handlers", self.registration.tick)
 
-    def _try(self, what: str, job: Callable[[], None]) -> None:
-        """Log an error only when it begins: the next check may succeed."""
-        try:
-            job()
-            self._failing.discard(what)
-        except Exception as error:
-            if what not in self._failing:
-                logger.warning("The worker watch cannot %s: %s", what, str(error).partition("\n")[0])
-            self._failing.add(what)
-
     def _kill_overdue_children(self) -> None:
         """Kill first: a child that hangs may have locked its lease, and the reason must not wait for that."""
         for pid, seconds in self.overdue(self.children()):
             if pid not in self._reasons and not _has_ended(pid):
                 self._reasons[pid] = process_was_killed(seconds)
-                logger.error(self._reasons[pid])
+                logger.error(self._reasons[pid], extra={"event": "process_killed_at_hard_limit"})
                 os.kill(pid, signal.SIGKILL)
 
     def _give_reasons(self) -> None:
@@ -174,7 +170,12 @@ class WorkerWatch:
             found = reclaim_leases(engine(), current, holders=[holder_of(pid) for pid in self._lost])
             if found.leases:
                 message = "A worker process died. Tasks that failed with it: %d; tasks that will run alone: %d."
-                logger.warning(message, found.charged, found.isolated)
+                logger.warning(
+                    message,
+                    found.charged,
+                    found.isolated,
+                    extra={"event": "worker_process_lost", "failed": found.charged, "isolated": found.isolated},
+                )
         self._lost = {pid: times - 1 for pid, times in self._lost.items() if times > 1}
 
     def _tick_for_beat(self) -> None:
@@ -185,10 +186,7 @@ class WorkerWatch:
         if not self._is_beat_silent(now):
             self._check_beat_at = now + BEAT_SEEN_SECONDS
             return
-        for name, due_at in self._due_at.items():
-            if now >= due_at:
-                self._due_at[name] = now + intervals()[name]
-                ticks.run(name)
+        self._ticks.run_due()
 
     def _is_beat_silent(self, now: float) -> bool:
         with engine().begin() as connection:

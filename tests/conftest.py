@@ -19,6 +19,7 @@ from embedded.shutdown import stop_programs
 from embedded.stack import embedded_servers
 from models import engine as engine_module
 from outbox.after_commit_publisher import after_commit_publisher
+from tally import counts
 from tests.another_postgres import another_postgres
 from tests.app import point_app_at
 from tests.isolation import isolate
@@ -27,12 +28,18 @@ from tests.servers import Cluster, ServersOfTests, empty_tables, wait_until
 pytest_plugins = ["tests.coverage_report", "tests.schedule", "tests.nodes.plugin", "tests.ledger_fixtures"]
 
 
+def pytest_unconfigure() -> None:
+    counts.counts._reset()  # there is no ledger any more to append them to
+
+
 # Files whose tests break their connections, and depend on which statements were prepared on them.
 WITH_NEW_CONNECTIONS: Final = {"test_ledger_lost.py"}
 
 
 def pytest_configure() -> None:
     isolate()
+    # Tests append the tally themselves, so that no thread executes statements while a test counts them.
+    vars(counts)["APPEND_SECONDS"] = 3600.0
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +94,7 @@ def empty_database(postgres: Cluster) -> Iterator[str]:
 def database(postgres: Cluster) -> str:
     """The address of the migrated database, after emptying it."""
     empty_tables(postgres)
+    counts.counts._reset()  # of the test before
     return postgres.url(postgres.migrated)
 
 

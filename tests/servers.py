@@ -56,6 +56,7 @@ class GivenServer:
             known = connection.execute(text("SELECT 1 FROM pg_roles WHERE rolname = :r"), {"r": self.role}).scalar()
             verb = "ALTER" if known else "CREATE"
             connection.execute(text(f"{verb} ROLE {self.role} LOGIN PASSWORD '{self.password}'"))
+            connection.execute(text(f"GRANT pg_read_all_stats TO {self.role}"))
             connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
             connection.execute(text(f"CREATE DATABASE {name} OWNER {self.role}"))
         admin.dispose()

@@ -30,6 +30,7 @@ ALLOWED_IMPORTS: Final = {
     "child_process.py": {"models"},
     "failpoint.py": set[str](),
     "metrics.py": set[str](),
+    "tracing.py": {"settings"},
     "setting_types.py": set[str](),
     "settings.py": {"home_files", "setting_types"},
     "celeryconfig.py": {"settings", "tasks"},

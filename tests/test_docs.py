@@ -12,12 +12,13 @@ import typer
 import commands
 from commands.config import configuration_page
 from commands.messages import messages_page
+from commands.metrics_page import metrics_page
 from settings import ROOT
 
 PAGES: Final = [
     page.relative_to(ROOT).as_posix() for page in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))
 ]
-CELERY: Final = {"worker", "beat", "flower", "inspect"}
+CELERY: Final = {"worker", "beat", "flower", "inspect", "control"}
 
 # Package registries and absolute paths, which hold on one machine only.
 REGISTRY: Final = re.compile(r"https?://[^\s/]*(pypi|pythonhosted|npmjs|artifactory|nexus|devpi)|/simple/?['\"\s]")
@@ -27,6 +28,7 @@ MACHINE_PATH: Final = re.compile(r"(?<![\w.$}/~])/(home|root|Users|work|workspac
 def test_the_generated_pages_are_fresh() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "stale: run `make docs`"
     assert (ROOT / "docs" / "messages.md").read_text() == messages_page(), "stale: run `make docs`"
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics_page(), "stale: run `make docs`"
 
 
 def test_every_named_make_target_exists() -> None:

@@ -41,6 +41,10 @@ def fetch(name):
 
 def push(order, key):
     pushed.append(order)
+
+
+async def fetch_async(name):
+    return fetch(name)
 """
 # Tests of what the page says in words.
 MORE_TESTS: Final = """
@@ -53,7 +57,27 @@ from tasks.testing import run
 
 def test_every_handler_of_the_page_is_registered():
     ours = {name for name, one in handlers().items() if one.function.__module__ == "myapp.handlers"}
-    assert ours == {"invoice.import", "invoice.bulk", "crm.sync", "invoice.remind", "stock.move", "invoice.settle"}
+    assert ours == {
+        "invoice.import", "invoice.bulk", "crm.sync", "crm.export", "invoice.remind", "stock.move", "invoice.settle",
+        "invoice.report", "stock.count", "crm.refresh",
+    }
+    assert handlers()["crm.refresh"].is_async
+    assert handlers()["invoice.report"].schedule.rule == "0 3 * * *"
+    assert handlers()["stock.count"].schedule.rule == "every 300s"
+
+
+def test_limits_are_declared_and_do_not_hold_in_tests(db):
+    limits = handlers()["crm.export"].limits
+    assert (limits.max_running, str(limits.rate), int(limits.rate.burst)) == (5, "100/m", 8)
+    payload = {"order": "a", "tenant": "acme"}
+    assert {run("crm.export", payload, db).status for _ in range(20)} == {"SUCCEEDED"}
+
+
+def test_an_async_handler_runs_in_a_test(db):
+    assert run("crm.refresh", {"customer": "ada"}, db).status == "SUCCEEDED"
+    assert db.execute(text("SELECT customer FROM synced")).scalars().all() == ["ada"]
+    failed = run("crm.refresh", {"customer": "unknown"}, db)
+    assert (failed.status, type(failed.raised).__name__) == ("RETRYING", "NoSuchCustomer")
 
 
 @pytest.mark.parametrize(("total", "status"), [(1, "SUCCEEDED"), (0, "DISCARDED"), (-1, "RETRYING")])
@@ -66,6 +90,34 @@ def test_outcomes(db, total, status):
 def test_a_permanent_failure_is_dead_at_once(db):
     assert run("invoice.remind", {"number": 1}, db).status == "DEAD"
     assert run("crm.sync", {"customer": "unknown"}, db).error_code == "permanent"
+
+
+def test_results_and_signals_of_a_real_worker(stack):
+    import tasks
+    from myapp import results
+
+    with stack.worker():
+        assert results.import_now(77, 5) == {"imported": 77}
+        with pytest.raises(RuntimeError, match="DEAD: permanent Permanent: there is no such invoice"):
+            original = tasks.submit
+            tasks.submit = lambda engine, _type, payload, **more: original(engine, "invoice.remind", payload, **more)
+            try:
+                results.import_now(78, 5)
+            finally:
+                tasks.submit = original
+        dead = tasks.submit(stack.engine, "invoice.remind", {"number": 79}).task_id
+        assert tasks.wait(dead, timeout=30).status == "DEAD"
+    assert results.try_again(dead) == "QUEUED"
+    assert tasks.cancel(dead) == "QUEUED"
+
+
+def test_signals_are_received_in_the_process_that_runs_the_task(db):
+    from myapp import signals
+
+    run("invoice.import", {"number": 5, "total": 1}, db)
+    run("invoice.remind", {"number": 6}, db)
+    assert signals.succeeded == [("invoice.import", {"imported": 5})]
+    assert signals.failed == [("invoice.remind", "Permanent")]
 
 
 def test_a_real_worker(stack):
@@ -150,7 +202,7 @@ def test_the_commands_and_the_sql_of_the_page_submit_tasks(
 def test_the_project_of_the_page_passes_its_tests(project_tests: subprocess.Popen[str]) -> None:
     output, _ = project_tests.communicate(timeout=60)
     assert project_tests.returncode == 0, output
-    assert re.search(r"^13 passed", output, re.MULTILINE), output
+    assert re.search(r"^18 passed", output, re.MULTILINE), output
 
 
 def _environment(project: Path) -> dict[str, str]:

@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from metrics import observe_many
 from settings import ROOT
-from tests.nodes.programs import environment
+from tests.nodes.programs import environment, finish, start
+from tests.servers import ServersOfTests, wait_until
+from tests.tasks.web import get
 
 VALUES = [0.0, 0.001, 0.005, 0.005001, 0.3, 9.999, 10.0, 11.0, 1e9, -1.0]
 
@@ -48,3 +50,14 @@ def test_an_application_that_imports_tasks_and_gets_sigterm_leaves_no_folder_beh
         application.terminate()
         assert application.wait(10) == -signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relay_serves_its_own_metrics(stack: ServersOfTests) -> None:
+    port = stack.home.ports({"relay-metrics": 0}, wished={})["relay-metrics"]
+    relay = start([sys.executable, str(ROOT / "manage.py"), "relay"], WORKER_METRICS_PORT=str(port))
+    try:
+        wait_until(lambda: get(port, "/metrics")[0] == 200, "its metrics are served")
+        assert "celeriac_process_waits_for_ledger" in get(port, "/metrics")[1]
+    finally:
+        relay.send_signal(signal.SIGINT)
+        finish(relay)

@@ -49,6 +49,32 @@ def test_an_alias_is_read_and_the_canonical_name_wins(alias: str, field: str, mo
     assert getattr(Settings(), field) == 654
 
 
+# The tables of the first source document, in its order. Where a default differs from it, docs/seeds.md says why.
+@pytest.mark.parametrize(
+    ("variable", "default"),
+    [
+        ("INGEST_MAX_ATTEMPTS", 10),
+        ("INGEST_RETRY_BASE_BACKOFF_MS", 1000),
+        ("INGEST_RETRY_MAX_BACKOFF_MS", 600_000),
+        ("INGEST_RECLAIM_ENABLED", True),
+        ("INGEST_RECLAIM_INTERVAL_MS", 5000),
+        ("INGEST_LEASE_SECONDS", 60),
+        ("INGEST_RECLAIM_BATCH_SIZE", 500),
+        ("INGEST_DLQ_QUEUE", "ingest.dlq"),
+        ("OUTBOX_MAX_ATTEMPTS", 10),
+        ("OUTBOX_RETRY_BASE_BACKOFF_MS", 1000),
+        ("OUTBOX_RETRY_MAX_BACKOFF_MS", 600_000),
+        ("OUTBOX_PUBLISH_BATCH_SIZE", 200),
+        ("OUTBOX_PUBLISH_INTERVAL_MS", 1000),
+    ],
+)
+def test_a_default_is_the_documented_one(variable: str, default: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in settings.variables(variable.lower()):
+        monkeypatch.delenv(name, raising=False)
+    value = getattr(Settings(), variable.lower())
+    assert (value, type(value)) == (default, type(default))
+
+
 def test_aliases_accept_zero_and_empty_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

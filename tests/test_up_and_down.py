@@ -16,13 +16,15 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from sqlalchemy import create_engine
 
 from child_process import OwnProcess
-from embedded.roles import ROLES
+from embedded.home import Home
+from embedded.roles import PORTS, ROLES, SERVER_ROLES
 from settings import ROOT
 from tests.servers import wait_until
 from tests.tasks.celery_settings import application
@@ -31,13 +33,20 @@ pytestmark = pytest.mark.timeout(180)
 
 
 class User:
-    """Runs commands in one home."""
+    """Runs commands in one home.
+
+    Its ports are its own: a stack of another test process could otherwise take a default port while this one is down.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        first = 20_000 + 20 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        own = Home(home)
+        own.create()
+        own.ports({role: first + place for place, role in enumerate(PORTS)}, wished={})
         # many shells set these for other servers
         others = {"http_proxy": "http://127.0.0.1:9", "PGSSLMODE": "require"}
-        self.environment = dict(os.environ) | others | {"CELERIAC_HOME": str(home)}
+        self.environment = dict(os.environ) | others | {"CELERIAC_HOME": str(home), "LOG_FORMAT": "json"}
 
     def manage(self, *arguments: str, code: int = 0, variables: dict[str, str] | None = None) -> str:
         done = subprocess.run(
@@ -111,10 +120,22 @@ def get(url: str, *, login: str = "") -> tuple[int, str]:
 
 
 def test_one_command_starts_everything_and_prints_the_addresses(user: User) -> None:
-    said = user.manage("up", "-d")
+    said = user.manage("up", "-d", "-v")
     assert user.pids().keys() == {"supervisor", *ROLES}
-    assert user.pids() == {line["role"]: line["pid"] for line in json.loads(user.manage("ps", "--json"))}
+    shown = {line["role"]: line for line in json.loads(user.manage("ps", "--json"))}
+    assert user.pids() == {role: line["pid"] for role, line in shown.items()}
     exports = user.exports()
+    assert shown["postgres"]["address"] == f"127.0.0.1:{exports['PGPORT']}"
+    assert shown["api"]["address"] == exports["API_URL"]
+    assert "token create" in shown["api"]["login"]
+    for role, key in (
+        ("postgres", "postgres"),
+        ("redis-broker", "redis"),
+        ("redis-receipts", "redis"),
+        ("flower",) * 2,
+    ):
+        assert shown[role]["address"] in said
+        assert f"`{key}` in {user.home / 'secrets.json'}" in shown[role]["login"]
     assert list(exports)[:4] == ["DATABASE_URL", "BROKER_URL", "REDIS_URL", "API_URL"]
     assert exports["API_URL"] in said
     assert 'eval "$(./manage.py env)"' in said
@@ -122,6 +143,7 @@ def test_one_command_starts_everything_and_prints_the_addresses(user: User) -> N
     assert secrets["flower"] in said
     for hidden in ("postgres", "redis"):
         assert secrets[hidden] not in said
+    assert not [secret for secret in secrets.values() if secret in str(shown)]
 
 
 def test_the_printed_addresses_work_as_they_are_in_sqlalchemy_and_libpq(running: User) -> None:
@@ -141,7 +163,8 @@ def test_the_api_answers_and_refuses_strangers(running: User) -> None:
     assert get(f"{api}/healthz") == (200, '{"status":"ok"}')
     assert get(f"{api}/readyz") == (200, '{"status":"ready"}')
     assert get(f"{api}/metrics")[0] == 200
-    assert get(f"{api}/docs")[0] == 401, "every other page needs a token"
+    assert get(f"{api}/docs")[0] == 200
+    assert get(f"{api}/api/tasks")[0] == 401, "everything but pages and probes needs a token"
 
 
 def test_flower_requires_the_generated_login(running: User) -> None:
@@ -151,6 +174,19 @@ def test_flower_requires_the_generated_login(running: User) -> None:
     status, page = get(flower, login=f"celeriac:{secret}")
     assert status == 200
     assert "Flower" in page
+
+
+def test_with_log_format_json_every_line_of_every_program_of_ours_is_json(running: User) -> None:
+    assert get(f"{running.addresses()['API_URL']}/healthz")[0] == 200
+    logs = {role: running.home / "log" / f"{role}.log" for role in ROLES if role not in SERVER_ROLES}
+
+    def lines(role: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in logs[role].read_text().splitlines()]
+
+    wait_until(lambda: all(map(lines, logs)), "every program has logged something")
+    for role in logs:
+        assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines(role)), role
+    wait_until(lambda: any("/healthz" in line["message"] for line in lines("api")), "the API has logged a request")
 
 
 def test_two_workers_answer_a_ping(running: User) -> None:

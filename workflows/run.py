@@ -31,7 +31,7 @@ def run(task: Task) -> dict[str, Any]:
     finished: list[dict[str, Any]] = []
     for stage in workflow.stages:
         key = f"{_owner(task, workflow)}{workflow_id}:{stage.name}"
-        given = StageInput(workflow_id, stage.name, workflow.input, dict(outputs), key, task.context.get("traceparent"))
+        given = StageInput(workflow_id, stage.name, workflow.input, dict(outputs), key, task.traceparent)
         done = dict(task.step(stage.name, _run_step, stage, given, task.attempt_count + 1))
         outputs[stage.name] = done.pop("output")
         finished.append({"name": stage.name, **done})

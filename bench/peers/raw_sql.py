@@ -18,6 +18,7 @@ from psycopg2.extras import execute_values, register_default_jsonb
 from bench.peers.effect import PROCESSES, VALUE, database_url, pass_gate, run_command
 from models.driver_values import array, array_of_ids, parse_json
 from models.sql import sql
+from tally.append import Sums
 from tasks.core.outcomes import Succeeded
 from tasks.core.task_ids import fresh_id
 from tasks.execution.claim_statements import CLAIM
@@ -68,7 +69,12 @@ def work(width: int, place: int) -> None:
 
 def claiming(ids: Sequence[str], token: str) -> dict[str, Any]:
     """Return the parameters of CLAIM."""
-    known = {"types": array(["bench.many"]), "batches": array([len(ids)]), "relaxed": array([True])}
+    known = {
+        "types": array(["bench.many"]),
+        "batches": array([len(ids)]),
+        "relaxed": array([True]),
+        "limited": array([False]),
+    }
     return {**known, "ids": array_of_ids(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
 
 
@@ -80,6 +86,7 @@ def succeeding(ids: Sequence[str], token: str) -> dict[str, Any]:
         "token": token,
         "actor": "raw",
         "is_last": True,
+        **Sums.of(len(ids)).values(),
     }
 
 

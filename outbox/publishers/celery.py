@@ -4,8 +4,9 @@ The payload of a wake-up is {"type": …, "ids": […], "batch": n}; its header 
 priority that are published together become one message of at most `batch` ids, so that a burst of single tasks becomes
 a few batches. With a batch of 1 each has a message of its own: that is how isolated tasks are woken.
 
-The payload of a dead letter is {"dead": id, "errorCode": …}. Its queue is declared here and nowhere else: by default a
-worker consumes every queue that celeryconfig.py declares. See docs/protocol.md, The dead-letter queue.
+The payload of a dead letter is {"dead": id, "errorCode": …}, and "again": true if it was in the queue before. Its
+queue is declared here and nowhere else: by default a worker consumes every queue that celeryconfig.py declares. See
+docs/protocol.md, The dead-letter queue.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from celery import Celery
 from kombu import Producer, Queue
 from kombu.exceptions import BatchPublishError, KombuError, OperationalError  # type: ignore[attr-defined]
 
-import metrics
 from outbox.lease import ClaimedEvent
 from outbox.publishers import contract
 from outbox.publishers.contract import DestinationDown, Failed, NotTried, Refused, Result, Sent
+from tally.counts import count
+from tally.subjects import Subject
 
 Errors = tuple[type[BaseException], ...]
 INGEST: Final = "tasks.ingest"
@@ -89,8 +91,9 @@ class CeleryPublisher:
             raise DestinationDown(f"The broker accepts no messages: {error.__cause__ or error}") from None
         if is_refused:
             self._drop()  # py-amqp would take the confirm of the refused message for that of the next one
-        letters = [one for one in batch if one.task == DEAD_LETTER and isinstance(results[one.places[0]], Sent)]
-        metrics.INGEST_TASK_DLQ_TOTAL.inc(len(letters))
+        letters = [one.places[0] for one in batch if one.task == DEAD_LETTER]
+        new = [place for place in letters if not events[place].payload.get("again")]
+        count(Subject.DEAD_LETTER, "sent", sum(isinstance(results[place], Sent) for place in new), queue=self.queue)
         return results
 
     def close(self) -> None:

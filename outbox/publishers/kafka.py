@@ -160,7 +160,11 @@ class KafkaPublisher:
         results = [self._result(report) for report in reports]
         if all(isinstance(result, Sent | Refused) for result in results) and not self._fatal:
             if self._complaints:
-                logger.warning("A batch was sent to Kafka despite this error: %s", self._why())
+                logger.warning(
+                    "A batch was sent to Kafka despite this error: %s",
+                    self._why(),
+                    extra={"event": "kafka_sent_despite_error"},
+                )
             self._complaints.clear()
             return results
         is_unreachable = all(_is_silence(report) for report in reports if not isinstance(report, Refused))

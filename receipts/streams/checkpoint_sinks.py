@@ -181,7 +181,12 @@ class TwoPhaseInCheckpoint(CheckpointAwareSink):
                 if handle is not None and done in OBEYED:
                     transactions.finish(self.checkpoint.lease.engine, [handle["gid"]], seconds=ABORT_SECONDS)
         except Exception as error:  # client libraries raise many kinds
-            logger.warning("Sink %s: left to recovery: %s", self.name, str(error).partition("\n")[0])
+            logger.warning(
+                "Sink %s: left to recovery: %s",
+                self.name,
+                str(error).partition("\n")[0],
+                extra={"event": "sink_left_to_recovery", "sink": self.name},
+            )
 
     def on_checkpoint_restore(self, _checkpoint_id: int, handle: Handle, /) -> None:
         self._handle = handle

@@ -6,7 +6,9 @@ So a batch has as many tasks as take about half a second, and at most the batch 
 beyond that get a new wake-up, for the next free worker. The first task of a type in a process runs alone, to measure
 it.
 
-A batch handler always gets its full batch: half as many tasks need not take half the time.
+A batch handler always gets its full batch: half as many tasks need not take half the time. So does an async handler,
+whose tasks run at the same time. The tasks of any other handler with `max_running` are claimed one at a time, because a
+task that waits behind another one of its batch would occupy a place that another worker could use.
 """
 
 from __future__ import annotations
@@ -34,14 +36,24 @@ def record_duration(handler: Handler, seconds: float) -> None:
 def batch_of(handler: Handler) -> int:
     """Return the largest batch for this handler; its full batch if the duration of its tasks is unknown."""
     seconds = _seconds.get(handler.type, 0.0)
-    if handler.many or seconds * handler.batch <= BATCH_SECONDS:
+    if _is_always_full(handler) or seconds * handler.batch <= BATCH_SECONDS:
         return handler.batch
     return max(1, int(BATCH_SECONDS / seconds))
 
 
 def batch_to_claim(handler: Handler) -> int:
     """Return how many tasks to claim: one if this process has not run the type before."""
-    return batch_of(handler) if handler.many or handler.type in _seconds else 1
+    if is_one_at_a_time(handler):
+        return 1
+    return batch_of(handler) if _is_always_full(handler) or handler.type in _seconds else 1
+
+
+def _is_always_full(handler: Handler) -> bool:
+    return handler.many or handler.is_async
+
+
+def is_one_at_a_time(handler: Handler) -> bool:
+    return not _is_always_full(handler) and handler.limits is not None and handler.limits.max_running is not None
 
 
 def smallest_batch(handlers: Iterable[Handler]) -> int | None:

@@ -1,4 +1,4 @@
-"""Starting the `celery` program: its errors, its broker address, and a Flower that is closed to strangers.
+"""Starting the `celery` program: its errors and its broker address. For Flower see `flower.py`.
 
 Celery offers no hook before it imports the application, so `tasks/celery.py` and `celeryconfig.py` call these
 functions. They act only inside the `celery` program; an application that imports us is left alone.
@@ -52,24 +52,3 @@ def broker_url() -> str:
     if is_celery_program():
         os.environ.pop("CELERY_BROKER_URL", None)  # it would win over every setting
     return current.broker_url
-
-
-def close_flower() -> None:
-    """Make Flower listen on loopback and ask for a login, unless its own variables or options say otherwise.
-
-    Flower reads `flowerconfig.py` from the current folder only, so these are set as variables.
-    """
-    ours = {"FLOWER_ADDRESS": "127.0.0.1"}
-    if secret := settings.current().secrets.get("flower"):
-        ours["FLOWER_BASIC_AUTH"] = f"celeriac:{secret}"
-    for variable, value in ours.items():
-        os.environ[variable] = os.environ.get(variable) or value  # an empty one would open it
-    if "flower" in sys.argv and not _flower_has_a_login():
-        raise settings.SettingsError("Flower would be open to everyone: set FLOWER_BASIC_AUTH=user:password.")
-
-
-def _flower_has_a_login() -> bool:
-    options = ("--basic-auth", "--basic_auth", "--auth")
-    return any(map(os.environ.get, ("FLOWER_BASIC_AUTH", "FLOWER_AUTH"))) or any(
-        argument.startswith(options) for argument in sys.argv
-    )

@@ -21,7 +21,7 @@ def _cannot_renew() -> None:
 
 @dataclass(slots=True)
 class WatchedTask:
-    """A task whose handler runs outside a transaction. It can be lost while the lease of its batch stays valid."""
+    """A task whose handler is running. It can be lost while the lease of its batch stays valid."""
 
     task_id: uuid.UUID
     interrupt: Callable[[Exception], None]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -90,6 +90,22 @@ class Finish:
     result: Any = None
 
 
+class Raised:
+    """The exception of a failed attempt, for the log and for receivers of signals. The ledger stores its text only.
+
+    `drop` forgets it. Otherwise the exception would keep every variable of the handler alive: its traceback refers to
+    the frames of the handler, and one of our own frames refers to the outcome.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+    def drop(self) -> None:
+        self.error = None
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An error as the ledger stores it: a code for programs, a sentence for users, a traceback for developers."""
@@ -97,6 +113,7 @@ class Failure:
     code: ErrorCode
     message: str
     trace: str  # its last characters
+    raised: Raised = field(default_factory=lambda: Raised(None), compare=False, repr=False)
 
     @classmethod
     def of(cls, error: BaseException, code: ErrorCode = ErrorCode.HANDLER_ERROR) -> Failure:
@@ -111,7 +128,7 @@ class Failure:
         except Exception as another:
             trace = f"{name}: its traceback cannot be shown ({type(another).__name__})"
         sentence = f"{name}: {message}" if message else name
-        return cls(code, storable(sentence[:SENTENCE_LIMIT]), storable(trace))
+        return cls(code, storable(sentence[:SENTENCE_LIMIT]), storable(trace), Raised(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -23,24 +24,28 @@ from models.sql import sql
 from settings import Settings
 from tasks.core.due_times import KINDS
 from tasks.core.holders import holder_of
+from tasks.core.limits import Limits, Rate
+from tasks.core.registered_schedules import declare
 from tasks.core.registry import Handler
 
 RENEW_SECONDS: Final = 10.0
 LIVE_SECONDS: Final = 40.0
 FORGET_DAYS: Final = 30
-_IS_LIVE: Final = f"seen_at > (SELECT ledger.ledger_now()) - interval '{LIVE_SECONDS:g} s'"
+IS_LIVE: Final = f"seen_at > (SELECT ledger.ledger_now()) - interval '{LIVE_SECONDS:g} s'"
 
 # register: types, queues and the worker. Rows are locked in one order, so that two workers do not deadlock.
 REGISTER: Final = sql(f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     types AS (
-        INSERT INTO ledger.task_type (type, queue, max_attempts, batch, priority, seen_at)
+        INSERT INTO ledger.task_type (type, queue, max_attempts, batch, priority, max_running, rate, limit_by, seen_at)
         SELECT given.*, at
         FROM unnest(CAST(:types AS text[]), CAST(:type_queues AS text[]), CAST(:max_attempts AS integer[]),
-                    CAST(:batches AS integer[]), CAST(:priorities AS integer[])) AS given CROSS JOIN clock ORDER BY 1
+                    CAST(:batches AS integer[]), CAST(:priorities AS integer[]), CAST(:max_running AS integer[]),
+                    CAST(:rates AS text[]), CAST(:limit_by AS text[])) AS given CROSS JOIN clock ORDER BY 1
         ON CONFLICT (type) DO UPDATE
         SET queue = excluded.queue, max_attempts = excluded.max_attempts, batch = excluded.batch,
-            priority = excluded.priority, seen_at = excluded.seen_at),
+            priority = excluded.priority, max_running = excluded.max_running, rate = excluded.rate,
+            limit_by = excluded.limit_by, seen_at = excluded.seen_at),
     queues AS (
         INSERT INTO ledger.task_queue (queue, max_attempts, seen_at)
         SELECT queue, :default_attempts, at FROM unnest(CAST(:queues AS text[])) AS given(queue) CROSS JOIN clock
@@ -54,10 +59,11 @@ REGISTER: Final = sql(f"""
         DELETE FROM ledger.task_queue
         WHERE seen_at < (SELECT at FROM clock) - interval '{FORGET_DAYS} days'
           AND queue <> ALL(CAST(:queues AS text[])))
-    INSERT INTO ledger.task_worker (worker, queues, types, started_at, seen_at)
-    SELECT :worker, CAST(:consumed AS text[]), CAST(:types AS text[]), at, at FROM clock
+    INSERT INTO ledger.task_worker (worker, queues, types, topic, started_at, seen_at)
+    SELECT :worker, CAST(:consumed AS text[]), CAST(:types AS text[]), CAST(:topic AS text), at, at FROM clock
     WHERE CAST(:consumed AS text[]) <> '{{}}'
-    ON CONFLICT (worker) DO UPDATE SET queues = excluded.queues, types = excluded.types, seen_at = excluded.seen_at
+    ON CONFLICT (worker) DO UPDATE SET queues = excluded.queues, types = excluded.types, topic = excluded.topic,
+        seen_at = excluded.seen_at
 """)
 # renew: the worker's sign of life. Deletes the rows of dead workers, and once an hour renews its types and queues.
 RENEW: Final = sql(f"""
@@ -66,7 +72,7 @@ RENEW: Final = sql(f"""
         UPDATE ledger.task_worker SET seen_at = (SELECT at FROM clock) WHERE worker = :worker RETURNING worker),
     dead AS (
         DELETE FROM ledger.task_worker WHERE worker IN (
-            SELECT worker FROM ledger.task_worker WHERE worker <> :worker AND NOT {_IS_LIVE} FOR UPDATE SKIP LOCKED)),
+            SELECT worker FROM ledger.task_worker WHERE worker <> :worker AND NOT {IS_LIVE} FOR UPDATE SKIP LOCKED)),
     types AS (
         UPDATE ledger.task_type SET seen_at = (SELECT at FROM clock) WHERE type IN (
             SELECT type FROM ledger.task_type
@@ -80,8 +86,16 @@ RENEW: Final = sql(f"""
     SELECT count(*) FROM alive
 """)
 FORGET_WORKER: Final = sql("DELETE FROM ledger.task_worker WHERE worker = :worker")
-LIVE_WORKERS: Final = sql(f"SELECT worker, queues, types FROM ledger.task_worker WHERE {_IS_LIVE} ORDER BY worker")
-TYPES: Final = sql("SELECT type, queue, max_attempts, batch, priority, seen_at FROM ledger.task_type ORDER BY type")
+LIVE_WORKERS: Final = sql(
+    f"SELECT worker, queues, types, topic FROM ledger.task_worker WHERE {IS_LIVE} ORDER BY worker"
+)
+TYPES: Final = sql("""
+    SELECT type, queue, max_attempts, batch, priority, max_running, rate, limit_by, seen_at
+    FROM ledger.task_type ORDER BY type
+""")
+LIMITED_TYPES: Final = sql("""
+    SELECT type, max_running, rate, limit_by FROM ledger.task_type WHERE max_running IS NOT NULL OR rate IS NOT NULL
+""")
 TYPE_NAMES: Final = sql("SELECT type FROM ledger.task_type ORDER BY type")
 KNOWN_QUEUES: Final = sql("SELECT ledger.ingest_known_queues()")
 WAITING_KINDS: Final = sql(f"WITH RECURSIVE {KINDS} SELECT queue, type FROM kind")
@@ -94,6 +108,7 @@ class LiveWorker:
     worker: str
     queues: list[str]  # that it consumes
     types: list[str]  # that it has handlers for
+    topic: str | None  # of Kafka, from which its wake-ups come; None: from Celery's queues
 
     def can_run(self, queue: str, type: str) -> bool:
         return queue in self.queues and type in self.types
@@ -108,6 +123,9 @@ class RegisteredType:
     max_attempts: int
     batch: int
     priority: int
+    max_running: int | None
+    rate: str | None
+    limit_by: str | None
     seen_at: datetime
     workers: list[str]
 
@@ -116,7 +134,13 @@ class Registration:
     """Keeps one worker registered. `tick` may be called often: it writes only every RENEW_SECONDS."""
 
     def __init__(
-        self, engine: Engine, settings: Settings, handlers: Mapping[str, Handler], *, consumed: Collection[str]
+        self,
+        engine: Engine,
+        settings: Settings,
+        handlers: Mapping[str, Handler],
+        *,
+        consumed: Collection[str],
+        topic: str | None = None,
     ) -> None:
         """`consumed`: the queues of this worker. One that consumes no queue for tasks registers its types only."""
         self.engine = engine
@@ -131,10 +155,17 @@ class Registration:
             "max_attempts": array(handler.max_attempts or settings.ingest_max_attempts for handler in known),
             "batches": array(handler.batch for handler in known),
             "priorities": array(handler.priority for handler in known),
+            "max_running": array(handler.limits and handler.limits.max_running for handler in known),
+            "rates": array(_rate_of(handler) for handler in known),
+            "limit_by": array(handler.limits and handler.limits.limit_by for handler in known),
             "queues": array(sorted(settings.ingest_queues)),
             "default_attempts": settings.ingest_max_attempts,
             "consumed": array(run_from),
+            "topic": topic,
         }
+        self._types = {handler.type for handler in known}
+        self._schedules = {handler.type: handler.schedule for handler in known if handler.schedule}
+        self._declared_at: datetime | None = None
         self._due_at = 0.0
         self._is_registered = self._has_ended = False
         self._lock = threading.Lock()
@@ -149,6 +180,13 @@ class Registration:
             with self.engine.begin() as connection:
                 if not self._is_registered or not connection.execute(RENEW, self._values).scalar_one():
                     connection.execute(REGISTER, self._values)
+                    self._declared_at = declare(
+                        connection,
+                        self._schedules,
+                        types=self._types,
+                        declared_at=self._declared_at,
+                        forget_days=FORGET_DAYS,
+                    )
             self._is_registered = True
 
     def end(self) -> None:
@@ -159,6 +197,10 @@ class Registration:
                 connection.execute(FORGET_WORKER, {"worker": self.worker})
 
 
+def _rate_of(handler: Handler) -> str | None:
+    return str(handler.limits.rate) if handler.limits and handler.limits.rate else None
+
+
 def live_workers(connection: Connection) -> list[LiveWorker]:
     return [LiveWorker(*row) for row in connection.execute(LIVE_WORKERS)]
 
@@ -167,9 +209,18 @@ def registered_types(connection: Connection) -> list[RegisteredType]:
     """Return all types that workers have registered, by name."""
     live = live_workers(connection)
     found = []
-    for type_, queue, max_attempts, batch, priority, seen_at in connection.execute(TYPES):
-        workers = [each.worker for each in live if type_ in each.types]
-        found.append(RegisteredType(type_, queue, max_attempts, batch, priority, seen_at, workers))
+    for row in connection.execute(TYPES).mappings():
+        workers = [each.worker for each in live if row["type"] in each.types]
+        found.append(RegisteredType(**row, workers=workers))
+    return found
+
+
+def registered_limits(connection: Connection) -> list[Limits]:
+    """Return the limits that workers have registered. A type whose rate is not understood has none here."""
+    found = []
+    for type_, max_running, rate, limit_by in connection.execute(LIMITED_TYPES):
+        with suppress(ValueError):  # written by another version
+            found.append(Limits(type_, max_running, Rate.parse(rate) if rate else None, limit_by))
     return found
 
 

@@ -9,6 +9,15 @@ def import_invoices(tasks, db): …               a batch handler gets the whole
 @handler("crm.sync", transactional=False, backoff=[60, 300], permanent=[NoSuchCustomer])
 def sync(task): …                               outside a transaction: network calls, durable steps (`steps.py`)
 
+@handler("crm.fetch", concurrency=100)
+async def fetch(task): …                        up to 100 tasks at once in one event loop, outside a transaction
+
+@handler("mail.send", transactional=False, rate="100/m", max_running=5, limit_by="tenant")
+def send(task): …                               limits over all workers (`limits.py`)
+
+@handler("report.nightly", schedule="0 3 * * *", timezone="Europe/Berlin")
+def report(task, db): …                         each occurrence is a task (`schedule_rules.py`)
+
 `INGEST_HANDLERS` names the modules with handlers. Ours are in `tasks/handlers/`, `documents/` and `workflows/`.
 """
 
@@ -20,18 +29,22 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import settings
 from models.errors import Misuse, shorten
+from tasks.core.limits import LARGEST, LONGEST_FIELD, Limits, Rate
+from tasks.core.schedule_rules import Schedule, declared
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 ErrorClass = type[Exception]
 Errors = tuple[ErrorClass, ...]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
 DEFAULT_BATCH: Final = 100
+DEFAULT_CONCURRENCY: Final = 100
 DEFAULT_PRIORITY: Final = 5
 SOFT_LIMIT_SECONDS: Final = 600.0
 HARD_AFTER_SOFT_SECONDS: Final = 30.0
@@ -80,6 +93,9 @@ class Handler:
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS  # then the handler gets an exception
     hard_limit_seconds: float = SOFT_LIMIT_SECONDS + HARD_AFTER_SOFT_SECONDS  # then its process is killed
     priority: int = DEFAULT_PRIORITY  # of tasks that are submitted without one
+    limits: Limits | None = None  # over all workers
+    schedule: Schedule | None = None
+    is_async: bool = False  # its tasks run in one event loop, up to `batch` of them at once
 
     def is_permanent(self, error: BaseException) -> bool:
         """Return True if the task must not be retried after this error.
@@ -96,15 +112,16 @@ class Handler:
 
 
 _registered: dict[str, Handler] = {}
-_NOT_PLAIN: Final = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+_GENERATORS: Final = (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 def handler(
     type: str,
     *,
-    transactional: bool = True,
+    transactional: bool | None = None,
     many: bool = False,
-    batch: int = DEFAULT_BATCH,
+    batch: int | None = None,
+    concurrency: int | None = None,
     queue: str = "ingest",
     max_attempts: int | None = None,
     backoff: Sequence[float] | None = None,
@@ -114,18 +131,34 @@ def handler(
     soft_limit_seconds: float = SOFT_LIMIT_SECONDS,
     hard_limit_seconds: float | None = None,
     priority: int = DEFAULT_PRIORITY,
+    max_running: int | None = None,
+    rate: str | None = None,
+    limit_by: str | None = None,
+    schedule: str | None = None,
+    timezone: str | None = None,
+    every: timedelta | None = None,
+    catch_up: str = "once",
+    payload: Mapping[str, Any] | None = None,
 ) -> Callable[[Function], Function]:
-    """Register a function for a type of task. A type has one handler; reloading its module replaces it."""
+    """Register a function for a type of task. A type has one handler; reloading its module replaces it.
+
+    A plain function is transactional unless `transactional=False` is given; an `async def` function never is.
+    `concurrency` is for `async def` functions, `batch` for all others.
+    `timezone`, `catch_up` and `payload` belong to `schedule` or `every`: docs/handlers.md, Schedules.
+    """
 
     if callable(type):
         raise BadHandler(f'Write @handler("some.type") above {_place(type)}: without a type it would register nothing.')
 
     def register(function: Function) -> Function:
         hard = hard_limit_seconds if hard_limit_seconds is not None else soft_limit_seconds + HARD_AFTER_SOFT_SECONDS
+        is_async = inspect.iscoroutinefunction(function)
         made = Handler(
-            type, function, transactional, many, batch, queue, max_attempts,
+            type, function, not is_async if transactional is None else transactional, many,
+            _batch(type, batch, concurrency, is_async=is_async), queue, max_attempts,
             tuple(backoff) if backoff is not None else None, tuple(retriable), tuple(permanent),
-            skip_dead, soft_limit_seconds, hard, priority,
+            skip_dead, soft_limit_seconds, hard, priority, _limits(type, max_running, rate, limit_by),
+            _schedule(type, schedule, every, timezone, catch_up, payload), is_async,
         )  # fmt: skip
         _check(made)
         before = _registered.get(type)
@@ -173,17 +206,55 @@ def _load(modules: tuple[str, ...]) -> None:
             raise BadHandler(f"INGEST_HANDLERS names the module {name!r}, which does not exist.") from None
 
 
+def _batch(type: str, batch: int | None, concurrency: int | None, *, is_async: bool) -> int:
+    """Return how many tasks are claimed together at most. Raises BadHandler."""
+    if is_async:
+        _require(type, batch is None, "an async handler has no batch; `concurrency` says how many tasks run at once")
+        return DEFAULT_CONCURRENCY if concurrency is None else concurrency
+    _require(type, concurrency is None, "concurrency needs a function that is declared with `async def`")
+    return DEFAULT_BATCH if batch is None else batch
+
+
+def _limits(type: str, max_running: int | None, rate: str | None, limit_by: str | None) -> Limits | None:
+    """Return the limits of a handler, or None if it has none. Raises BadHandler."""
+    if max_running is None and rate is None:
+        _require(type, limit_by is None, "limit_by needs rate or max_running")
+        return None
+    is_count = max_running is None or (isinstance(max_running, int) and 1 <= max_running <= LARGEST)
+    _require(type, is_count, f"max_running must be a whole number from 1 to {LARGEST:,}")
+    is_field = limit_by is None or (isinstance(limit_by, str) and 1 <= len(limit_by) <= LONGEST_FIELD)
+    _require(type, is_field, f"limit_by must be the name of a field with at most {LONGEST_FIELD} characters")
+    try:
+        parsed = None if rate is None else Rate.parse(rate)
+    except ValueError as error:
+        raise BadHandler(f"The handler {type!r} is invalid: rate must be {error}.") from None
+    return Limits(type, max_running, parsed, limit_by)
+
+
+def _require(type: str, is_kept: object, rule: str) -> None:
+    if not is_kept:
+        raise BadHandler(f"The handler {type!r} is invalid: {rule}.")
+
+
+def _schedule(type: str, *options: Any) -> Schedule | None:
+    try:
+        return declared(*options)
+    except Misuse as error:
+        raise BadHandler(f"The handler {type!r} is invalid: {error.message.rstrip('.')}.") from None
+
+
 def _check(made: Handler) -> None:
     """Raise BadHandler for the first rule that the handler breaks."""
 
     def require(is_kept: object, rule: str) -> None:
-        if not is_kept:
-            raise BadHandler(f"The handler {made.type!r} is invalid: {rule}.")
+        _require(made.type, is_kept, rule)
 
     is_type = isinstance(made.type, str) and NAME.fullmatch(made.type)
     require(is_type, "a type has letters, digits and . _ : - only, and at most 100 characters")
     require(made.transactional or not made.many, "a batch handler must be transactional")
-    require(1 <= made.batch <= LARGEST_BATCH, f"batch must be between 1 and {LARGEST_BATCH:,}")
+    require(not (made.is_async and made.transactional), "an async handler cannot be transactional")
+    size = "concurrency" if made.is_async else "batch"
+    require(1 <= made.batch <= LARGEST_BATCH, f"{size} must be between 1 and {LARGEST_BATCH:,}")
     require(made.max_attempts is None or made.max_attempts >= 1, "max_attempts must be at least 1")
     require(made.priority in range(10), "priority must be a whole number from 0 to 9")
     are_errors = all(inspect.isclass(kind) and issubclass(kind, Exception) for kind in made.retriable + made.permanent)
@@ -193,8 +264,8 @@ def _check(made: Handler) -> None:
     require(are_waits, "backoff must be seconds between 0 and a hundred years")
     are_limits = 0 < made.soft_limit_seconds <= min(made.hard_limit_seconds, LONGEST_SECONDS)
     require(are_limits, "the soft limit must be positive, and at most the hard limit and a hundred years")
-    is_plain = not any(is_kind(made.function) for is_kind in _NOT_PLAIN)
-    require(is_plain, "its function is async or a generator; only plain functions can be called")
+    is_plain = not any(is_kind(made.function) for is_kind in _GENERATORS)
+    require(is_plain, "its function is a generator; calling it would do nothing")
     arguments = "(tasks, db)" if made.many else "(task, db)" if made.transactional else "(task)"
     require(_count_arguments(made.function) == 1 + made.transactional, f"its function must take {arguments}")
 

@@ -35,6 +35,7 @@ from tasks.core.lease import HeldLease
 RESUME_EVERY: Final = 100
 RESUME_SECONDS: Final = 5.0
 NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+NOT_DONE: Final = object()
 Item = TypeVar("Item")
 Given = ParamSpec("Given")
 
@@ -70,14 +71,25 @@ class Steps:
 
     def run(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
         """Return the stored result, or call the function and store what it returns."""
+        result = self.find(name)
+        return self.keep(name, function(*arguments, **options)) if result is NOT_DONE else result
+
+    def find(self, name: str) -> Any:
+        """Return the stored result of a step, or NOT_DONE."""
         self._reserve(name, is_loop=False)
         self.held.check()
-        known = self._known()
-        if name not in known:
-            written = canonical_json(function(*arguments, **options), what=f"result of the step {name!r}")
-            failpoint("steps.before_keep")
-            known[name] = self._store(name, written, is_loop=False)
-        return known[name]
+        return self._known().get(name, NOT_DONE)
+
+    def keep(self, name: str, result: Any) -> Any:
+        """Store the result of a step and return what is stored."""
+        written = canonical_json(result, what=f"result of the step {name!r}")
+        failpoint("steps.before_keep")
+        self._known()[name] = stored = self._store(name, written, is_loop=False)
+        return stored
+
+    def check_lease(self) -> None:
+        """Raise LeaseLost if this worker may no longer run the task."""
+        self.held.check()
 
     def resume(self, name: str, items: Iterable[Item], *, every: int) -> Iterator[Item]:
         """Yield the items that are not done. An item is done when the next one is requested."""

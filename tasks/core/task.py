@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import tracing
 from models.errors import Misuse
+from tasks.core.async_steps import AsyncSteps
 from tasks.core.steps import RESUME_EVERY, Steps
 
 Item = TypeVar("Item")
@@ -58,15 +60,33 @@ class Task:
     created_at: datetime
     partition_key: str | None = None
     key_seq: int | None = None  # its place in the order of its partition key
-    steps: Steps | None = field(default=None, repr=False)  # None in a transactional handler
+    isolated: bool = False  # it must run alone, because a process was lost with it
+    waited_seconds: float | None = None  # since it was due, until it was claimed
+    steps: Steps | AsyncSteps | None = field(default=None, repr=False)  # None in a transactional handler
     sinks: SinksOfTask | None = field(default=None, repr=False)  # None in a transactional handler
 
+    @property
+    def traceparent(self) -> str:
+        """The W3C traceparent of the task: the one it was submitted with, or one that is made from its id."""
+        return tracing.traceparent_of(self.id, self.context)
+
+    @property
+    def trace_id(self) -> str:
+        """The trace id in `traceparent`."""
+        return tracing.trace_id_of(self.id, self.context)
+
     def step(self, name: str, function: Callable[Given, Any], *arguments: Given.args, **options: Given.kwargs) -> Any:
-        """Call the function, store its result, and return the stored result after a retry."""
+        """Call the function, store its result, and return the stored result after a retry.
+
+        In an async handler: `await task.step(…)`. The function may be async; a plain one is called in a thread.
+        """
         return self._steps().run(name, function, *arguments, **options)
 
-    def resume(self, name: str, items: Iterable[Item], *, every: int = RESUME_EVERY) -> Iterator[Item]:
-        """Yield the items; after a retry, those that are left. The last few may be repeated (at most `every`)."""
+    def resume(self, name: str, items: Iterable[Item], *, every: int = RESUME_EVERY) -> Any:
+        """Yield the items; after a retry, those that are left. The last few may be repeated (at most `every`).
+
+        In an async handler: `async for item in task.resume(…)`.
+        """
         return self._steps().resume(name, items, every=every)
 
     def sink(self, name: str) -> Any:
@@ -77,9 +97,9 @@ class Task:
 
     def check_lease(self) -> None:
         """Raise LeaseLost if this worker may no longer run the task. Meant for long loops without steps."""
-        self._steps().held.check()
+        self._steps().check_lease()
 
-    def _steps(self) -> Steps:
+    def _steps(self) -> Steps | AsyncSteps:
         if self.steps is None:
             raise NoSteps
         return self.steps

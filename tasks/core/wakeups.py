@@ -5,7 +5,7 @@ a hint: the claim decides whether the task runs, so a wake-up may be delivered t
 names tasks of one type, queue, priority and due time, at most one batch of their handler. An isolated task has a
 wake-up of its own with a batch of 1, so that publishers do not combine it with others. A wake-up that is due now is
 leased at insert to this process, which publishes it right after the commit; if the process dies before, the lease
-expires and the relay publishes it.
+expires and the relay publishes it. Those of a paused queue are left to the relay, which drops them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outbox.after_commit_publisher import after_commit_publisher
 from outbox.destinations import CELERY
 from outbox.lease import ClaimedEvent, Db, connection_of
 from tasks.core.batch_size import batch_of
-from tasks.core.due_times import OPEN
+from tasks.core.due_times import IS_PAUSED, OPEN
 from tasks.core.registry import DEFAULT_BATCH, handlers
 
 
@@ -45,7 +45,8 @@ def insert_wakeups(source: str) -> str:
                CASE WHEN leased THEN CAST(:wakeup_token AS uuid) END,
                CASE WHEN leased THEN clock.at + make_interval(secs => :wakeup_seconds) END
         FROM (
-            SELECT source.*, due_at IS NULL AND queue = ANY(CAST(:wakeup_queues AS text[])) AS leased,
+            SELECT source.*,
+                   due_at IS NULL AND queue = ANY(CAST(:wakeup_queues AS text[])) AND NOT {IS_PAUSED} AS leased,
                    CASE WHEN isolated THEN 1
                         ELSE coalesce(CAST(CAST(:batches AS jsonb) ->> type AS integer), {DEFAULT_BATCH}) END AS batch,
                    row_number() OVER (PARTITION BY queue, type, priority, due_at, isolated ORDER BY id) - 1 AS number

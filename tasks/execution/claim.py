@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
@@ -30,9 +30,17 @@ from tasks.core.lease import HeldLease
 from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Succeeded
 from tasks.core.partition_keys import skipping
 from tasks.core.registry import Handler
-from tasks.core.result_metrics import count_outcomes
 from tasks.core.task import Task
-from tasks.execution.claim_statements import CLAIM, CLAIM_KEYED, CONTENTS, LOSSES
+from tasks.execution.announcements import announce, drop_errors
+from tasks.execution.claim_statements import (
+    CLAIM,
+    CLAIM_ADMITTED,
+    CLAIM_KEYED,
+    CLAIM_KEYED_ADMITTED,
+    CONTENTS,
+    LOSSES,
+)
+from tasks.execution.task_events import NOTHING, report_started
 from tasks.execution.thread_limits import ThreadLimit
 from tasks.execution.time_limits import SoftLimit, soft_limit
 
@@ -48,10 +56,13 @@ class Claim:
     tasks: list[Task] = field(default_factory=list)
     skipped: list[uuid.UUID] = field(default_factory=list)
     not_due: list[uuid.UUID] = field(default_factory=list)
+    paused: list[uuid.UUID] = field(default_factory=list)
     unhandled: list[uuid.UUID] = field(default_factory=list)
     left: list[uuid.UUID] = field(default_factory=list)
     keyed: list[uuid.UUID] = field(default_factory=list)
+    limited: list[uuid.UUID] = field(default_factory=list)
     next_in_line: list[uuid.UUID] = field(default_factory=list)
+    kinds: dict[uuid.UUID, tuple[str, str]] = field(default_factory=dict)  # queue and type of ids that do not run
 
     # The fields below are used while the tasks run. `begin` sets those without a default.
     bind: Bind = field(init=False, repr=False)
@@ -68,6 +79,7 @@ class Claim:
     prepared: dict[Task, TaskSinks] = field(default_factory=dict)  # transactions in sinks that wait for a decision
     committed_gids: list[str] = field(default_factory=list)  # of those, what sinks have committed
     blocked_keys: dict[str, int] = field(default_factory=dict)  # partition key → no task after this `key_seq` may run
+    followed: Collection[Task] = NOTHING  # their outcomes are reported to Flower, if it listens
 
     @property
     def token(self) -> uuid.UUID:
@@ -81,6 +93,7 @@ class Claim:
         self.half_a_lease_at = self.lease.deadline - lease_seconds / 2
         self.unsettled = dict.fromkeys(self.tasks)
         self.restart_clock()
+        self.followed = report_started(self.tasks)
 
     @property
     def is_visible(self) -> bool:
@@ -134,13 +147,14 @@ class Claim:
         batch_size.record_duration(self.handler, each)
 
     def mark_settled(self, outcomes: Mapping[Task, Outcome], settled: Mapping[Task, Outcome]) -> None:
-        """Remove tasks that were to be settled, and count those that were. The others belong to another holder now."""
+        """Remove tasks that were to be settled. Those that are not in `settled` belong to another holder now."""
         for task in outcomes:
             del self.unsettled[task]
             self.decided.pop(task, None)
             if not self._makes_way(settled.get(task)):
                 self.block_key_behind(task)
-        count_outcomes(settled, self.seconds)
+        announce(settled, self.followed, self.seconds)
+        drop_errors(outcomes.values())
 
     def block_key_behind(self, task: Task) -> None:
         """Let no later task of the same partition key run in this claim."""
@@ -174,12 +188,14 @@ def claim(
     token: uuid.UUID | None = None,
     keyed: bool = False,
     durable: bool = False,
+    admitted: bool = False,
     batch_of: Callable[[Handler], int] = batch_size.batch_to_claim,
 ) -> Claim:
     """Claim a batch. The caller commits, unless the connection is in autocommit mode.
 
     `keyed` claims tasks that have a partition key, in their order. `durable` waits until the claim is on disk, also for
-    a transactional handler. A caller that gives a new `token` can find out what was claimed even if this call fails.
+    a transactional handler. `admitted`: these tasks have passed the limits of their handler, which is the only one in
+    `handlers` (`limits.py`). A caller that gives a new `token` can find out what was claimed even if this call fails.
     """
     lease = HeldLease(token or uuid.uuid4(), time.monotonic() + lease_seconds)  # the deadline is taken before the claim
     values = {
@@ -187,22 +203,33 @@ def claim(
         "types": array(handlers),
         "batches": array(batch_of(handler) for handler in handlers.values()),
         "relaxed": array(handler.transactional and not durable for handler in handlers.values()),
+        "limited": array(handler.limits is not None and not admitted for handler in handlers.values()),
         "token": lease.token,
         "holder": holder,
         "lease_seconds": lease_seconds,
     }
     if keyed:
         values["skipping"] = skipping(handlers)
-    found = _by_verdict((CLAIM_KEYED if keyed else CLAIM).rows(connection, values), lease)
+    if admitted:
+        values["limit_by"] = next((each.limits.limit_by for each in handlers.values() if each.limits), None)
+    found = _by_verdict(_STATEMENTS[keyed, admitted].rows(connection, values), lease)
     if keyed:
         found.tasks.sort(key=lambda task: task.key_seq or 0)
         found.not_due.extend(found.next_in_line)  # they are counted as not due
     return found
 
 
+_STATEMENTS: Final = {
+    (False, False): CLAIM,
+    (True, False): CLAIM_KEYED,
+    (False, True): CLAIM_ADMITTED,
+    (True, True): CLAIM_KEYED_ADMITTED,
+}
+
+
 def task_from_row(row: Sequence[Any]) -> Task:
-    """Return the task of a row that begins with `claim_statements.columns`."""
-    return Task(row[0], row[1], row[2], row[3] or {}, *row[4:13])
+    """Return the task of a row with `claim_statements.columns` and, if it was just claimed, the seconds it waited."""
+    return Task(row[0], row[1], row[2], row[3] or {}, *row[4:15])
 
 
 def _by_verdict(rows: Iterable[Sequence[Any]], lease: HeldLease) -> Claim:
@@ -211,9 +238,11 @@ def _by_verdict(rows: Iterable[Sequence[Any]], lease: HeldLease) -> Claim:
     others = {
         "SKIPPED": found.skipped,
         "NOT_DUE": found.not_due,
+        "PAUSED": found.paused,
         "UNHANDLED": found.unhandled,
         "LEFT": found.left,
         "KEYED": found.keyed,
+        "LIMITED": found.limited,
         "NEXT": found.next_in_line,
     }
     for row in rows:
@@ -221,4 +250,5 @@ def _by_verdict(rows: Iterable[Sequence[Any]], lease: HeldLease) -> Claim:
             found.tasks.append(task_from_row(row))
         else:
             others[row[-1]].append(row[0])
+            found.kinds[row[0]] = (row[4] or "", row[1] or "")  # empty if there is no such task
     return found

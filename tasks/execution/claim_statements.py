@@ -6,16 +6,20 @@
 Every delivered id gets a verdict:
 
     RUN        claimed
-    SKIPPED    running, final, unknown, or locked by another transaction at this moment
+    SKIPPED    running, final, expired, unknown, or locked by another transaction at this moment
     NOT_DUE    its time has not come, or a task before it in its partition key is not done
+    PAUSED     an operator has paused its queue; resuming the queue wakes it again
     NEXT       its turn comes when the running task of its partition key is done
     UNHANDLED  this process has no handler for it, as in a rolling deploy
     KEYED      it has a partition key: `CLAIM_KEYED` is for these
+    LIMITED    its handler has limits: `limits.py` is for these
     LEFT       of another type, queue or priority, or too many for one batch: for the next claim
 
 The ids of the message come first; the rest of the batch is filled with other due tasks of the same queue and type
 (docs/protocol.md, Wake-up rule). A task that must run alone (Poison) is a batch of its own. All rows are locked in the
-order of their ids, and rows that other transactions have locked are skipped.
+order of their ids, and rows that other transactions have locked are skipped. Of the claimed tasks, the one that has
+waited longest runs first. A task that starts no longer expires; one that has expired is left to
+`tasks/recovery/expired_tasks.py`.
 
 For transactional handlers the claim is committed asynchronously: if the server loses it in a crash, their effects are
 lost with it, and the task is claimed again. The claim of any other handler waits until it is on disk. So does a
@@ -28,7 +32,8 @@ from typing import Final
 
 from models.prepared_statements import Prepared
 from models.sql import sql
-from tasks.core.due_times import DUE_AT, OPEN, TIME
+from tasks.core.due_times import DUE_AT, IS_PAUSED, NOT_EXPIRED, OPEN, SINCE, TIME
+from tasks.core.limits import limit_key_of
 from tasks.core.partition_keys import BLOCKS, UNDONE
 
 DUE: Final = f"{TIME} <= (SELECT at FROM clock)"
@@ -37,7 +42,7 @@ DUE: Final = f"{TIME} <= (SELECT at FROM clock)"
 def columns(content: str = "payload, nullif(context, '{}') AS context") -> str:
     """Return the columns of a task in the order of `Task`."""
     return f"""id, type, {content}, queue, priority, attempt_count, max_attempts, idempotency_key, next_retry_at,
-                  created_at, partition_key, key_seq"""
+                  created_at, partition_key, key_seq, isolated"""
 
 
 # contents: payload and context as they were submitted; a handler may have changed its copy.
@@ -64,12 +69,13 @@ LOSSES: Final = sql("""
 """)
 
 
-def claim_statement(choose: str, *, verdict: str) -> Prepared:
+def claim_statement(choose: str, *, verdict: str, sets: str = "limited_at = NULL") -> Prepared:
     """Return a claim: QUEUED|RETRYING and due → RUNNING under a new lease, with transitions; the others with a verdict.
 
     `own` are the delivered ids with their rows. `choose` chooses `kind` (type, queue, priority) from them, then `mine`
-    (own ids of that kind, at most a batch), and locks `held`, the tasks that are claimed. `relaxed` switches to an
-    asynchronous commit; the final SELECT joins it because PostgreSQL does not execute a CTE that is not read.
+    (own ids of that kind, at most a batch), and locks `held`, the tasks that are claimed, with the time since when each
+    of them has waited. `sets` is what else is set in them. `relaxed` switches to an asynchronous commit; the final
+    SELECT joins it because PostgreSQL does not execute a CTE that is not read.
     """
     return Prepared(f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
@@ -77,13 +83,15 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
         SELECT id, min(place) AS place
         FROM unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS given(id, place) GROUP BY id),
     known AS MATERIALIZED (
-        SELECT * FROM unnest(CAST(:types AS text[]), CAST(:batches AS integer[]), CAST(:relaxed AS boolean[]))
-                      AS known(type, batch, relaxed)),
+        SELECT * FROM unnest(CAST(:types AS text[]), CAST(:batches AS integer[]), CAST(:relaxed AS boolean[]),
+                             CAST(:limited AS boolean[])) AS known(type, batch, relaxed, limited)),
     own AS MATERIALIZED (
-        SELECT id, place, type, queue, priority, isolated, last_wakeup_at, {OPEN} AS open, {DUE} AS due, known.batch,
-               known.relaxed, partition_key, key_seq
+        SELECT id, place, type, queue, priority, isolated, last_wakeup_at, {OPEN} AND {NOT_EXPIRED} AS open,
+               {DUE} AS due, known.batch, known.relaxed, known.limited, partition_key, key_seq,
+               coalesce({IS_PAUSED}, false) AS paused
         FROM given LEFT JOIN LATERAL (
-            SELECT type, queue, priority, isolated, last_wakeup_at, status, next_retry_at, partition_key, key_seq
+            SELECT type, queue, priority, isolated, last_wakeup_at, status, next_retry_at, partition_key, key_seq,
+                   expires_at
             FROM ledger.ingest_task WHERE id = given.id OFFSET 0) AS task ON true
         LEFT JOIN known USING (type)),
     {choose},
@@ -101,25 +109,29 @@ def claim_statement(choose: str, *, verdict: str) -> Prepared:
         SELECT id, status, 'RUNNING', attempt_count, CAST(:holder AS text), at FROM held CROSS JOIN clock),
     run AS (
         UPDATE ledger.ingest_task
-        SET status = 'RUNNING', lease_token = CAST(:token AS uuid), updated_at = (SELECT at FROM clock)
+        SET status = 'RUNNING', lease_token = CAST(:token AS uuid), updated_at = (SELECT at FROM clock),
+            expires_at = NULL, {sets}
         WHERE id = ANY(ARRAY(SELECT id FROM held))
         RETURNING {columns()})
-    SELECT run.*, 'RUN' AS verdict FROM run LEFT JOIN relaxed ON true
+    (SELECT run.*, CAST(extract(epoch FROM at - since) AS float8) AS waited, 'RUN' AS verdict
+     FROM run JOIN held USING (id) CROSS JOIN clock LEFT JOIN relaxed ON true ORDER BY since, id)
     UNION ALL
-    (SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-            CASE WHEN NOT coalesce(open, false) THEN 'SKIPPED' WHEN NOT due THEN 'NOT_DUE'
+    (SELECT own.id, own.type, NULL, NULL, own.queue, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+            CASE WHEN NOT coalesce(open, false) THEN 'SKIPPED' WHEN NOT due THEN 'NOT_DUE' WHEN paused THEN 'PAUSED'
                  WHEN batch IS NULL THEN 'UNHANDLED' {verdict}
                  WHEN own.id IN (SELECT id FROM mine) THEN 'SKIPPED' ELSE 'LEFT' END
      FROM own WHERE own.id NOT IN (SELECT id FROM held) ORDER BY place)
     """)
 
 
-# claim: own ids first, then other due tasks of the same queue and type; locked rows are skipped.
-CLAIM: Final = claim_statement(
-    f"""
+# For tasks that were admitted under their limits. The running tasks of a limit are counted by their `limit_key`.
+_WITH_LIMIT: Final = f"limited_at = NULL, limit_key = {limit_key_of('CAST(:limit_by AS text)')}"
+
+# own ids first, then other due tasks of the same queue and type; locked rows are skipped.
+_CHOOSE: Final = f"""
     kind AS MATERIALIZED (
         SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
-        FROM own WHERE open AND due AND partition_key IS NULL AND batch IS NOT NULL
+        FROM own WHERE open AND due AND NOT paused AND partition_key IS NULL AND NOT limited
         ORDER BY isolated, place LIMIT 1),
     mine AS MATERIALIZED (
         SELECT own.id, own.last_wakeup_at FROM own JOIN kind USING (type, queue, priority, isolated)
@@ -128,30 +140,30 @@ CLAIM: Final = claim_statement(
         SELECT task.id FROM kind CROSS JOIN LATERAL (
             SELECT id FROM ledger.ingest_task
             WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND NOT isolated
-              AND {DUE_AT} <= (SELECT at FROM clock) AND id <> ALL(CAST(:ids AS uuid[]))
+              AND {DUE_AT} <= (SELECT at FROM clock) AND {NOT_EXPIRED} AND id <> ALL(CAST(:ids AS uuid[]))
             ORDER BY {DUE_AT}, id
             LIMIT (SELECT kind.most - count(*) FROM mine) FOR NO KEY UPDATE SKIP LOCKED) AS task
         WHERE NOT kind.isolated AND (SELECT count(*) FROM mine) < kind.most),
     held AS MATERIALIZED (
         SELECT task.* FROM (SELECT id FROM mine UNION ALL SELECT id FROM others ORDER BY id) AS wanted
         CROSS JOIN LATERAL (
-            SELECT id, status, attempt_count FROM ledger.ingest_task
-            WHERE id = wanted.id AND {OPEN} AND {DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task)""",
-    verdict="WHEN partition_key IS NOT NULL THEN 'KEYED'",
-)
+            SELECT id, status, attempt_count, {SINCE} AS since FROM ledger.ingest_task
+            WHERE id = wanted.id AND {OPEN} AND {DUE} AND {NOT_EXPIRED} FOR NO KEY UPDATE SKIP LOCKED) AS task)"""
+_VERDICT: Final = "WHEN partition_key IS NOT NULL THEN 'KEYED' WHEN limited THEN 'LIMITED'"
+CLAIM: Final = claim_statement(_CHOOSE, verdict=_VERDICT)
+CLAIM_ADMITTED: Final = claim_statement(_CHOOSE, verdict=_VERDICT, sets=_WITH_LIMIT)
 
-# claim_keyed: own ids whose turn it is, then the tasks that follow them in their partition keys without a gap.
-CLAIM_KEYED: Final = claim_statement(
-    f"""
+# own ids whose turn it is, then the tasks that follow them in their partition keys without a gap.
+_CHOOSE_KEYED: Final = f"""
     turn AS MATERIALIZED (
         SELECT own.*, (
             SELECT status FROM ledger.ingest_task before
             WHERE before.partition_key = own.partition_key AND before.key_seq < own.key_seq AND {BLOCKS}
             ORDER BY before.key_seq DESC LIMIT 1) AS before
-        FROM own WHERE open AND due AND batch IS NOT NULL AND own.partition_key IS NOT NULL),
+        FROM own WHERE open AND due AND NOT paused AND batch IS NOT NULL AND own.partition_key IS NOT NULL),
     kind AS MATERIALIZED (
         SELECT type, queue, priority, isolated, CASE WHEN isolated THEN 1 ELSE batch END AS most, relaxed
-        FROM turn WHERE before IS NULL ORDER BY isolated, place LIMIT 1),
+        FROM turn WHERE before IS NULL AND NOT limited ORDER BY isolated, place LIMIT 1),
     mine AS MATERIALIZED (
         SELECT turn.id, turn.last_wakeup_at, partition_key, key_seq
         FROM turn JOIN kind USING (type, queue, priority, isolated)
@@ -160,8 +172,8 @@ CLAIM_KEYED: Final = claim_statement(
         SELECT next.* FROM kind CROSS JOIN mine CROSS JOIN LATERAL (
             SELECT id, partition_key, key_seq, bool_and(fits) OVER in_order AS fits, row_number() OVER in_order AS place
             FROM (
-                SELECT id, partition_key, key_seq, NOT isolated AND {OPEN} AND {DUE} AND type = kind.type
-                           AND queue = kind.queue AND priority = kind.priority AS fits
+                SELECT id, partition_key, key_seq, NOT isolated AND {OPEN} AND {DUE} AND {NOT_EXPIRED}
+                           AND type = kind.type AND queue = kind.queue AND priority = kind.priority AS fits
                 FROM ledger.ingest_task WHERE partition_key = mine.partition_key AND key_seq > mine.key_seq AND {UNDONE}
                 ORDER BY key_seq LIMIT (SELECT kind.most / count(*) FROM mine)) AS following
             WINDOW in_order AS (ORDER BY key_seq)) AS next
@@ -171,15 +183,17 @@ CLAIM_KEYED: Final = claim_statement(
         SELECT id, partition_key, key_seq FROM mine UNION ALL SELECT id, partition_key, key_seq FROM run_on),
     locked AS MATERIALIZED (
         SELECT task.* FROM (SELECT id FROM wanted ORDER BY id) AS wanted CROSS JOIN LATERAL (
-            SELECT id, status, attempt_count FROM ledger.ingest_task
-            WHERE id = wanted.id AND {OPEN} AND {DUE} FOR NO KEY UPDATE SKIP LOCKED) AS task),
+            SELECT id, status, attempt_count, {SINCE} AS since FROM ledger.ingest_task
+            WHERE id = wanted.id AND {OPEN} AND {DUE} AND {NOT_EXPIRED} FOR NO KEY UPDATE SKIP LOCKED) AS task),
     held AS MATERIALIZED (
-        SELECT id, status, attempt_count FROM (
-            SELECT wanted.id, status, attempt_count,
+        SELECT id, status, attempt_count, since FROM (
+            SELECT wanted.id, status, attempt_count, since,
                    bool_and(locked.id IS NOT NULL) OVER (PARTITION BY partition_key ORDER BY key_seq) AS unbroken
             FROM wanted LEFT JOIN locked ON locked.id = wanted.id) AS run
-        WHERE unbroken)""",
-    verdict="""WHEN partition_key IS NULL THEN 'LEFT'
+        WHERE unbroken)"""
+_VERDICT_KEYED: Final = """WHEN partition_key IS NULL THEN 'LEFT'
                  WHEN (SELECT before FROM turn WHERE turn.id = own.id) = 'RUNNING' THEN 'NEXT'
-                 WHEN (SELECT before FROM turn WHERE turn.id = own.id) IS NOT NULL THEN 'NOT_DUE'""",
-)
+                 WHEN (SELECT before FROM turn WHERE turn.id = own.id) IS NOT NULL THEN 'NOT_DUE'
+                 WHEN limited THEN 'LIMITED'"""
+CLAIM_KEYED: Final = claim_statement(_CHOOSE_KEYED, verdict=_VERDICT_KEYED)
+CLAIM_KEYED_ADMITTED: Final = claim_statement(_CHOOSE_KEYED, verdict=_VERDICT_KEYED, sets=_WITH_LIMIT)

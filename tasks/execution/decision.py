@@ -13,12 +13,14 @@
     the soft limit                                     Retry `timeout`                                         yes
     Snooze, Discard                                    Snoozed, Discarded                                      no
     Permanent, TryLater                                Dead `permanent`, Retry `handler_error`                 yes
+    a queue refused a task that the handler submitted  Snoozed for 30 seconds                                  no
     LeaseLost                                          Retry `lease_lost`, unless another worker has the task  yes
     an error that the handler declares permanent       Dead `permanent`                                        yes
     any other error                                    Retry `handler_error`                                   yes
     the process was lost while PostgreSQL restarted    Released; the third time in a row as in the next row    no/yes
     the process was lost, the task was alone           Retry `worker_lost`; `timeout` after the hard limit     yes
     the process was lost with several tasks            Isolated                                                no
+    the same, an async handler, not isolated before    Isolated                                                no
 
 "Attempt" says whether it counts as one. The first row that applies decides. Retry becomes Dead with the last attempt.
 In a shared transaction everything is rolled back first; the outcome then belongs to the task that caused it, and all
@@ -31,7 +33,7 @@ table because they are not outcomes: while the ledger is unreachable, the proces
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -53,6 +55,7 @@ from tasks.core.outcomes import (
     Isolated,
     Outcome,
     Permanent,
+    Raised,
     Released,
     Retry,
     Snooze,
@@ -67,6 +70,7 @@ from tasks.execution.settle_statements import NO_SUCH_CURSOR
 from tasks.execution.stopping import what_stops
 from tasks.execution.time_limits import SoftTimeLimit
 from tasks.execution.transaction import TransactionState
+from tasks.submission.closed_queues import QueueClosed
 
 LOSSES_BEFORE_CHARGE: Final = 2  # a handler that crashes its PostgreSQL backend must not run again for ever
 CONNECTION_LOST: Final = "the connection to PostgreSQL was lost"
@@ -121,7 +125,7 @@ def _decide_lost_connection(error: BaseException, now: Situation) -> Outcome | R
     if not now.is_alone:
         return Isolated(CONNECTION_LOST_BY_BATCH) if now.losses else Released(CONNECTION_LOST_BY_BATCH)
     if now.losses >= LOSSES_BEFORE_CHARGE:
-        return Retry(Failure(ErrorCode.LEDGER_LOST, LOST_TOO_OFTEN, _failure(error).trace))
+        return Retry(replace(_failure(error, ErrorCode.LEDGER_LOST), message=LOST_TOO_OFTEN))
     return Released(CONNECTION_LOST)
 
 
@@ -137,7 +141,7 @@ def _has_ended_transaction(error: BaseException, now: Situation) -> bool:
 
 def _decide_ended_transaction(error: BaseException, _now: Situation) -> Outcome:
     """Return Dead: what the handler wrote after it ended its transaction may be committed, so it must not run again."""
-    return Dead(Failure(ErrorCode.TRANSACTION_MISUSED, str(TransactionMisused()), _failure(error).trace))
+    return Dead(replace(_failure(error, ErrorCode.TRANSACTION_MISUSED), message=str(TransactionMisused())))
 
 
 TABLE: Final = (
@@ -160,7 +164,7 @@ TABLE: Final = (
     Row(
         "the payload cannot be read",
         lambda error, _: isinstance(error, UnreadablePayload),
-        lambda error, _: Dead(Failure(ErrorCode.BAD_PAYLOAD, str(error), str(error))),
+        lambda error, _: Dead(Failure(ErrorCode.BAD_PAYLOAD, str(error), str(error), Raised(error))),
     ),
     Row(
         "the soft limit while the ledger is unreachable",  # a step waits for the ledger without end
@@ -187,6 +191,11 @@ TABLE: Final = (
         "TryLater",
         lambda error, _: isinstance(error, TryLater),
         lambda error, _: Retry(_failure(error), error.seconds),
+    ),
+    Row(
+        "a queue refused a task that the handler submitted",
+        lambda error, _: isinstance(error, QueueClosed),
+        lambda error, _: Snoozed(error.retry_after_seconds, storable(error.message[:SENTENCE_LIMIT])),
     ),
     Row(
         "LeaseLost",
@@ -222,16 +231,22 @@ def decide_result(result: Any, now: Situation) -> Outcome:
 
 
 def decide_lost_process(
-    tasks: Sequence[Task], holder: str, reason: str | None, *, losses_in_restarts: int | None = None
+    tasks: Sequence[Task],
+    holder: str,
+    reason: str | None,
+    *,
+    losses_in_restarts: int | None = None,
+    is_async: bool = False,
 ) -> dict[Task, Outcome]:
     """Return what becomes of the tasks that a lost process held. `reason`: why it was ended, if that is known.
 
-    Only a task that ran alone is charged; of several, the culprit is unknown (docs/protocol.md, Poison). If PostgreSQL
-    restarted meanwhile, `losses_in_restarts` says how often in a row that has happened to the task before.
+    Only a task that ran alone is charged; of several, the culprit is unknown (docs/protocol.md, Poison). A process that
+    runs an async handler may have held others under other leases, so `is_async` charges a task only if it was isolated.
+    If PostgreSQL restarted meanwhile, `losses_in_restarts` says how often in a row that has happened to it before.
     """
     if losses_in_restarts is not None and losses_in_restarts < LOSSES_BEFORE_CHARGE and not reason:
         return dict.fromkeys(tasks, Released(LOST_IN_RESTART))
-    if len(tasks) == 1:
+    if len(tasks) == 1 and (tasks[0].isolated or not is_async):
         code = ErrorCode.TIMEOUT if reason else ErrorCode.WORKER_LOST
         sentence = reason or f"The worker {holder} was lost while it ran this task."
         return {tasks[0]: Retry(Failure(code, sentence, sentence))}

@@ -17,56 +17,148 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+import metrics
 import settings
 from failpoint import failpoint
 from models.engine import autocommit
 from models.errors import CeleriacError
 from models.ledger_outage import wait_for_ledger
+from models.sql import sql
+from tally.counts import count
+from tally.subjects import Subject
 from tasks.core import wakeups
 from tasks.core.batch_size import is_kept_small
+from tasks.core.due_times import DUE_AT, IS_PAUSED, KINDS, NOT_EXPIRED, OPEN
 from tasks.core.holders import holder_of
 from tasks.core.outcomes import Released, Snoozed
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.registry import find, handlers
-from tasks.core.result_metrics import count
 from tasks.execution.claim import Claim, claim
+from tasks.execution.limits import claim_admitted
 from tasks.execution.run import run
+from tasks.execution.run_async import run_async
 from tasks.execution.settle import release_token, release_unstarted
 
 logger = logging.getLogger(__name__)
 
+Id = Any  # text in a message, a UUID in the answer to a claim
 Owned = Callable[[Sequence[uuid.UUID]], None]
-Id = str | uuid.UUID
 UNHANDLED_SECONDS: Final = 30.0
+FAIR_SECONDS: Final = 5.0
+# due_of_kind: the tasks of one queue and type that have been due for longest. Some may be locked by other claims. There
+# are none if `:yields` and tasks of another known type have been due in the queue for some seconds.
+DUE_OF_KIND: Final = sql(f"""
+    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {KINDS}
+    SELECT id FROM ledger.ingest_task
+    WHERE queue = :queue AND type = :type AND {OPEN} AND NOT isolated
+      AND {DUE_AT} <= (SELECT at FROM clock) AND {NOT_EXPIRED} AND NOT {IS_PAUSED}
+      AND NOT (:yields AND EXISTS (
+          SELECT FROM kind
+          WHERE kind.queue = :queue AND kind.type <> :type AND kind.type = ANY(CAST(:known AS text[])) AND EXISTS (
+              SELECT FROM ledger.ingest_task AS other WHERE other.queue = kind.queue AND other.type = kind.type
+              AND {OPEN} AND {DUE_AT} <= (SELECT at - make_interval(secs => :seconds) FROM clock))))
+    ORDER BY {DUE_AT}, id LIMIT :most
+""")
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def deliver(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
-    """Run what may run of these tasks: first those without a partition key, then those with one.
+    """Run what may run of these tasks: those without a partition key, then those with one, then those with limits.
 
     The Kafka worker passes `owned`. It is called after each claim with the ids that are still to be claimed. For all
     other ids the ledger is responsible from then on, durably, so the worker may commit their offsets.
     """
-    plain: Sequence[Id] = known_ids(ids)
-    keyed: list[uuid.UUID] = []
-    while plain or keyed:
-        claimed, plain, keyed = _claim(engine, plain, keyed, owned)
-        if claimed.tasks:
+    left = Left(known_ids(ids))
+    while left.all():
+        claimed = _claim(engine, left, owned)
+        if claimed.tasks and claimed.handler.is_async:
+            run_async(claimed, partial(_claim_more, engine, left, claimed, time.monotonic()))
+        elif claimed.tasks:
             run(claimed)
 
 
-def _claim(
-    engine: Engine, plain: Sequence[Id], keyed: list[uuid.UUID], owned: Owned | None
-) -> tuple[Claim, list[uuid.UUID], list[uuid.UUID]]:
-    """Claim one batch; return it, and the ids that are left to claim, without and with a partition key."""
+@dataclass(slots=True)
+class Left:
+    """The ids of a message that are still to be claimed: without and with a partition key, and with limits."""
+
+    plain: Sequence[Id]
+    keyed: list[uuid.UUID] = field(default_factory=list)
+    limited: list[uuid.UUID] = field(default_factory=list)
+    kinds: dict[uuid.UUID, tuple[str, str]] = field(default_factory=dict)  # queue and type, by the first claim
+
+    def all(self) -> list[Id]:
+        return [*self.plain, *self.keyed, *self.limited]
+
+    def claim(self, engine: Engine, **how: Any) -> Claim:
+        """Claim a batch of the first list that is not empty."""
+        if self.plain or self.keyed:
+            with autocommit(engine) as connection:
+                return claim(connection, self.plain or self.keyed, keyed=not self.plain, **how)
+        with Session(engine) as db:
+            claimed = claim_admitted(db, self.limited, **how)
+            db.commit()
+        return claimed
+
+    def forget(self, ids: set[uuid.UUID]) -> None:
+        """Leave out ids that were claimed although they were not asked for."""
+        self.plain = [id_ for id_ in self.plain if id_ not in ids]
+        self.limited = [id_ for id_ in self.limited if id_ not in ids]
+
+    def replace_claimed(self, claimed: Claim, left: list[uuid.UUID]) -> None:
+        """Note what a claim has left of the list that it was made from."""
+        if self.plain:
+            self.plain = left
+        elif self.keyed:
+            self.keyed = left
+        else:
+            self.limited = left
+        self.keyed += claimed.keyed
+        self.limited += claimed.limited
+
+
+def _claim_more(engine: Engine, left: Left, before: Claim, began_at: float, most: int) -> Claim | None:
+    """Claim other due tasks of the same queue and type, to run beside those of an earlier claim, which began then.
+
+    Tasks with a partition key are not among them; they have wake-ups of their own.
+    """
+    task = before.tasks[0]
+    values = {
+        "queue": task.queue,
+        "type": task.type,
+        "most": most,
+        "yields": time.monotonic() - began_at > FAIR_SECONDS,
+        "seconds": FAIR_SECONDS,
+        "known": list(handlers()),
+    }
+
+    def find_due() -> list[uuid.UUID]:
+        with autocommit(engine) as connection:
+            return list(connection.execute(DUE_OF_KIND, values).scalars())
+
+    due = Left(wait_for_ledger(find_due))
+    only = {task.type: replace(before.handler, batch=most)}
+    while due.all():
+        claimed = _claim(engine, due, None, handlers=only)
+        if claimed.tasks:
+            left.forget({task.id for task in claimed.tasks})
+            return claimed
+    return None
+
+
+def _claim(engine: Engine, left: Left, owned: Owned | None, **how: Any) -> Claim:
+    """Claim one batch and return it; `left` has then what is still to be claimed."""
     current = settings.current()
     tokens: list[uuid.UUID] = []
 
@@ -74,30 +166,28 @@ def _claim(
         if tokens:  # the last attempt may have claimed something although its answer was lost
             release_token(engine, tokens[0], Released("the answer to its claim was lost"))
         tokens[:] = [uuid.uuid4()]
-        with autocommit(engine) as connection:
-            return claim(
-                connection,
-                plain or keyed,
-                handlers=handlers(),
-                holder=holder_of(os.getpid()),
-                lease_seconds=current.ingest_lease_seconds,
-                token=tokens[0],
-                keyed=not plain,
-                durable=owned is not None,
-            )
+        return left.claim(
+            engine,
+            **{"handlers": handlers(), **how},
+            holder=holder_of(os.getpid()),
+            lease_seconds=current.ingest_lease_seconds,
+            token=tokens[0],
+            durable=owned is not None,
+        )
 
     try:
         claimed = wait_for_ledger(attempt)
         failpoint("ingest.after_claim")
-        count("skipped", len(claimed.skipped))
-        count("not_due", len(claimed.not_due))
+        _measure(claimed)
+        left.kinds |= claimed.kinds
+        _count("skipped", claimed.skipped, left)
+        _count("not_due", [*claimed.not_due, *claimed.paused], left)
         # A rolling deploy: another worker may know the type, or this one after its restart.
         _wake_again(engine, claimed.unhandled, after_seconds=UNHANDLED_SECONDS)
         _wake_again(engine, claimed.next_in_line, after_seconds=NEXT_SECONDS, waits_in_line=True)
-        left = _left_to_us(engine, claimed)
-        left_plain, left_keyed = (left, keyed + claimed.keyed) if plain else ([], left)
+        left.replace_claimed(claimed, _left_to_us(engine, claimed))
         if owned:
-            owned([*left_plain, *left_keyed])
+            owned(left.all())
         if claimed.tasks:
             claimed.begin(engine, find(claimed.tasks[0].type), lease_seconds=current.ingest_lease_seconds)
     except BaseException as error:  # a signal may stop the worker here, too
@@ -107,7 +197,7 @@ def _claim(
         for token in tokens:
             release_unstarted(engine, token, outcome)
         raise
-    return claimed, left_plain, left_keyed
+    return claimed
 
 
 def _left_to_us(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
@@ -121,7 +211,9 @@ def _left_to_us(engine: Engine, claimed: Claim) -> list[uuid.UUID]:
     try:
         _wake_again(engine, claimed.left, queues=[claimed.tasks[0].queue], restarts_grace=True)
     except (DBAPIError, CeleriacError) as error:  # the claimed tasks must run all the same
-        logger.warning("Not left to other workers: %s", str(error).partition("\n")[0])
+        logger.warning(
+            "Not left to other workers: %s", str(error).partition("\n")[0], extra={"event": "tasks_not_shared"}
+        )
         return claimed.left
     return []
 
@@ -138,8 +230,27 @@ def _wake_again(engine: Engine, ids: Sequence[uuid.UUID], *, queues: Sequence[st
         wait_for_ledger(write)
 
 
+def _count(result: str, ids: Sequence[uuid.UUID], left: Left) -> None:
+    """Count deliveries by queue and type. Both are empty for an id that names no task."""
+    for (queue, type_), how_many in Counter(left.kinds.get(id_, ("", "")) for id_ in ids).items():
+        count(Subject.TASK, result, how_many, queue=queue, type=type_)
+
+
+def _measure(claimed: Claim) -> None:
+    verdicts: dict[str, Sized] = {
+        "run": claimed.tasks,
+        "skipped": claimed.skipped,
+        "not_due": claimed.not_due,
+        "paused": claimed.paused,
+        "unhandled": claimed.unhandled,
+    }
+    for verdict, tasks in verdicts.items():
+        if tasks:
+            metrics.CLAIMS_TOTAL.labels(verdict).inc(len(tasks))
+
+
 def known_ids(ids: Sequence[Any]) -> list[str]:
     """Drop strings that are not UUIDs, and count them as skipped: they cannot name a task."""
     found = [id_ for id_ in map(str, ids) if ID.fullmatch(id_)]
-    count("skipped", len(ids) - len(found))
+    count(Subject.TASK, "skipped", len(ids) - len(found))
     return found

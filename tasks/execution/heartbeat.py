@@ -8,8 +8,8 @@ The thread also enforces hard time limits: it writes the reason into the lease, 
 ended, and kills the process. A worker whose handlers run in threads ends more gently: the lease is left to reclaim, and
 the other handlers get some time (`tasks/pools.py`).
 
-Every second it checks the tasks that run outside a transaction: if an operator discarded such a task or another worker
-took it over, it raises `LeaseLost` in the handler, which can clean up in a `finally`.
+Every second it checks the task whose handler is running, unless it is a batch handler: if the task was discarded or
+another worker took it over, it raises `LeaseLost` in the handler, which can clean up in a `finally`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Final
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
+import metrics
 import settings
 from models.engine import make_engine
 from models.errors import CeleriacError, LeaseLost, Unreachable
@@ -63,7 +64,7 @@ GIVE_REASON: Final = sql("""
 WATCH_SECONDS: Final = 1.0
 # still_held: of the watched tasks, those that their holder still has.
 STILL_HELD: Final = sql("""
-    SELECT lease_token FROM ledger.ingest_task
+    SELECT id, lease_token FROM ledger.ingest_task
     WHERE id = ANY(CAST(:ids AS uuid[])) AND lease_token = ANY(CAST(:tokens AS uuid[]))
 """)
 
@@ -74,7 +75,7 @@ class Heartbeat:
     def __init__(self, current: settings.Settings) -> None:
         self.settings = current
         self.lease_seconds = current.ingest_lease_seconds
-        self._held: dict[uuid.UUID, HeldLease] = {}
+        self._held: dict[int, HeldLease] = {}  # by identity: tasks of an async handler share a token
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -89,42 +90,47 @@ class Heartbeat:
                 thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
                 thread.start()
                 self._thread = thread  # only now: if it could not be started, the next lease tries again
-            self._held[lease.token] = lease
+            self._held[id(lease)] = lease
         try:
             yield lease
         finally:
             with self._lock:
-                self._held.pop(lease.token, None)  # a handler that exceeded its hard limit has lost it
+                self._held.pop(id(lease), None)  # a handler that exceeded its hard limit has lost it
 
     def beat(self) -> None:
         """Renew all leases once."""
-        with self._lock:
-            held = dict(self._held)
+        held = self.held()
         if not held:
             return
         started_at = time.monotonic()
         with self._connections().begin() as connection:
-            values = {"tokens": list(held), "lease_seconds": self.lease_seconds}
+            values = {"tokens": list({lease.token for lease in held}), "lease_seconds": self.lease_seconds}
             found: dict[uuid.UUID, bool] = dict(connection.execute(RENEW, values).all())
-        for token, lease in held.items():
-            if found.get(token):
+        metrics.LEASE_RENEWALS_TOTAL.labels("renewed").inc(sum(found.values()))
+        lost = set()
+        for lease in held:
+            if found.get(lease.token):
                 lease.deadline = started_at + self.lease_seconds
-            elif token not in found and not lease.is_lost and token in self._held:  # and was not settled meanwhile
+            elif lease.token not in found and not lease.is_lost and id(lease) in self._held:  # not settled meanwhile
                 lease.is_lost = True
-                logger.warning("the lease %s is lost", token)
+                lost.add(lease.token)
+        for token in lost:
+            metrics.LEASE_RENEWALS_TOTAL.labels("lost").inc()
+            logger.warning("the lease %s is lost", token, extra={"event": "lease_lost"})
 
     def watch(self) -> None:
         """Interrupt handlers whose task was discarded or taken over by another worker."""
-        with self._lock:
-            found = [(held, held.watched) for held in self._held.values()]
-        watched = {held.token: (held, one) for held, one in found if one is not None}
+        watched = [(lease, one) for lease in self.held() if (one := lease.watched) is not None]
         if not watched:
             return
-        ids = [one.task_id for _, one in watched.values()]
+        values = {
+            "ids": list({one.task_id for _, one in watched}),
+            "tokens": list({lease.token for lease, _ in watched}),
+        }
         with self._connections().begin() as connection:
-            kept = set(connection.execute(STILL_HELD, {"ids": ids, "tokens": list(watched)}).scalars())
-        for token, (held, one) in watched.items():
-            if token not in kept and held.watched is one:  # and not settled meanwhile
+            kept = {tuple(row) for row in connection.execute(STILL_HELD, values)}
+        for lease, one in watched:
+            if (one.task_id, lease.token) not in kept and lease.watched is one:  # and not settled meanwhile
                 one.is_lost = True
                 one.interrupt(LeaseLost())
 
@@ -161,7 +167,11 @@ class Heartbeat:
                     wait_for_ledger(self.beat, pause=self._pause_unless_closed)
             except (DBAPIError, CeleriacError) as error:
                 if not is_outage(error):  # `watch` does not wait for the ledger: it runs again in a second
-                    logger.warning("Leases could not be renewed: %s", str(error).partition("\n")[0])
+                    logger.warning(
+                        "Leases could not be renewed: %s",
+                        str(error).partition("\n")[0],
+                        extra={"event": "leases_not_renewed"},
+                    )
         if self._engine is not None:
             self._engine.dispose()
 
@@ -182,15 +192,13 @@ class Heartbeat:
             return min((held.hard_limit_at for held in self._held.values() if held.hard_limit_at), default=float("inf"))
 
     def _enforce_hard_limit(self) -> None:
-        with self._lock:
-            leases = list(self._held.values())
         now = time.monotonic()
-        for lease in leases:
+        for lease in self.held():
             if lease.hard_limit_at and now >= lease.hard_limit_at:
                 reason = process_was_killed(lease.hard_limit_seconds)
-                logger.error(reason)
+                logger.error(reason, extra={"event": "process_ended_at_hard_limit"})
                 with self._lock:
-                    self._held.pop(lease.token, None)
+                    self._held.pop(id(lease), None)
                 lease.is_lost = True
                 with suppress(DBAPIError, CeleriacError), self._connections().begin() as connection:
                     connection.execute(GIVE_REASON, {"token": lease.token, "reason": reason})

@@ -4,7 +4,8 @@
     one by one  if any task does not succeed: the transaction is rolled back, the task that caused it is settled, and
                 each of the others runs in a transaction of its own. If it is unknown which task caused it, all of them
                 run again. After a lost connection all of them are released
-    outside     a handler that is not transactional: one by one, each settled right after it ran; what it leaves to
+    outside     a handler that is not transactional: one by one (async handlers: `run_async.py`), each settled right
+                after it ran; what it leaves to
                 `Finish` is written in the transaction that settles it, and so is the decision about transactions
                 in two-phase sinks, which are finished afterwards (`sinks/task_sinks.py`)
 
@@ -37,7 +38,7 @@ from failpoint import failpoint
 from models.errors import CeleriacError
 from sinks.task_sinks import TaskSinks
 from sinks.transactions import finish
-from tasks.core.lease import WatchedTask
+from tasks.core.lease import HeldLease, WatchedTask
 from tasks.core.outcomes import DONE, SENTENCE_LIMIT, Failure, Finish, Isolated, Outcome, Released, Snoozed, Succeeded
 from tasks.core.registry import Handler
 from tasks.core.steps import Steps
@@ -58,7 +59,7 @@ NOT_ITS_TURN: Final = Released("a task before it in its partition key did not su
 
 def run(claim: Claim) -> None:
     """Run every task of the claim."""
-    with _commits_are_recorded(claim), _rest_is_released(claim), _lease_is_held(claim), claim.soft_limit:
+    with claim_is_ended(claim), claim.soft_limit:
         if claim.handler.transactional and len(claim.tasks) > 1:
             run_in_transaction(claim, claim.tasks, claim.handler)
         for task in list(claim.unsettled):
@@ -115,31 +116,54 @@ def run_outside(claim: Claim, task: Task) -> None:
     sinks = TaskSinks(claim.bind, task, claim.lease, steps)
     given = replace(task, steps=steps, sinks=sinks)  # a copy: another key in `claim.seconds`
     claim.lease.watched = WatchedTask(task.id, claim.soft_limit.interrupter_of_next_call())
-    now = Situation(claim.handler)
-    outcome: Any
+    result, error = None, None
     try:
         (result,) = call_handler(claim, claim.handler, [given])
-        outcome = result if isinstance(result, Finish) else decide_result(result, now)
-        if isinstance(outcome, Succeeded | Finish):
-            sinks.before_settling()
-            outcome = sinks.finishing(result) if sinks.deferred else outcome
-        else:
-            sinks.abort()
-    except BaseException as error:
-        sinks.abort()
-        if stopped := what_stops(error):
-            raise stopped from None
-        outcome = decide(error, now)
+    except BaseException as raised:
+        error = raised
     finally:
         claim.lease.watched = None
         claim.seconds[task] = claim.seconds.pop(given, 0.0)
-    if sinks.gids:
-        claim.prepared[task] = sinks
+    outcome = decide_outside(claim, sinks, result, error)
+    error = None  # its traceback refers to this frame
     if isinstance(outcome, Finish):
-        claim.seconds_outside[task] = claim.seconds[task]
-        run_in_transaction(claim, [task], _finishing(claim.handler, outcome))
+        finish_outside(claim, task, sinks, outcome)
     else:
         settle(claim, {task: outcome})
+        claim.committed_gids += sinks.close()
+
+
+def decide_outside(claim: Claim, sinks: TaskSinks, result: Any, error: BaseException | None) -> Outcome | Finish:
+    """Return what becomes of a task whose handler returned or raised this. Its sinks prepare to commit, or abort.
+
+    A `Finish` is for `finish_outside`. If the worker stops, the exception that stops it is raised.
+    """
+    now = Situation(claim.handler)
+    if error is None:
+        try:
+            outcome = result if isinstance(result, Finish) else decide_result(result, now)
+            if isinstance(outcome, Succeeded | Finish):
+                sinks.before_settling()
+                if sinks.gids:
+                    claim.prepared[sinks.task] = sinks
+                return sinks.finishing(result) if sinks.deferred else outcome
+            sinks.abort()
+            return outcome
+        except BaseException as raised:
+            error = raised
+    sinks.abort()
+    if stopped := what_stops(error):
+        raise stopped from None
+    decided = decide(error, now)
+    error = None  # its traceback may refer to this frame
+    assert not isinstance(decided, Repeat)  # only a transaction is repeated
+    return decided
+
+
+def finish_outside(claim: Claim, task: Task, sinks: TaskSinks, outcome: Finish) -> None:
+    """Write what the handler has left to `Finish` in the transaction that settles the task."""
+    claim.seconds_outside[task] = claim.seconds[task]
+    run_in_transaction(claim, [task], _finishing(claim.handler, outcome))
     claim.committed_gids += sinks.close()
 
 
@@ -210,8 +234,16 @@ def _finishing(handler: Handler, finish: Finish) -> Handler:
     return replace(handler, transactional=True, function=write)
 
 
-def _lease_is_held(claim: Claim) -> AbstractContextManager[object]:
-    return heartbeat().holding(claim.lease) if claim.is_visible else nullcontext()
+@contextmanager
+def claim_is_ended(claim: Claim) -> Iterator[None]:
+    """Renew the lease while the block runs. At its end, every task is settled or released."""
+    with _commits_are_recorded(claim), _rest_is_released(claim), lease_is_held(claim, claim.lease):
+        yield
+
+
+def lease_is_held(claim: Claim, lease: HeldLease) -> AbstractContextManager[object]:
+    """Renew a lease of this claim while the block runs."""
+    return heartbeat().holding(lease) if claim.is_visible else nullcontext()
 
 
 @contextmanager
@@ -247,5 +279,9 @@ def _rest_is_released(claim: Claim) -> Iterator[None]:
         try:
             settle(claim, {**left, **claim.decided}, seconds=STOP_SECONDS)
         except (SQLAlchemyError, CeleriacError):
-            logger.exception("Left to reclaim: %d tasks.", len(left))
+            logger.exception(
+                "Left to reclaim: %d tasks.",
+                len(left),
+                extra={"event": "tasks_left_to_reclaim", "taskIds": [str(task.id) for task in left]},
+            )
         raise

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from models.prepared_statements import Prepared
 from models.sql import sql
+from tally.append import insert_tally
 from tasks.core import partition_keys, wakeups
 from tasks.core.notifications import insert_notifications
 from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
@@ -31,6 +32,7 @@ class Transition:
     """RUNNING under a token → `to`."""
 
     to: str
+    result: str  # in the tally
     columns: dict[str, str]  # name → type; parameters with one value for each task, which the statement calls `given`
     changes: str  # what else is set
     message: str = "given.why"  # of the transition in the task's history
@@ -40,14 +42,18 @@ class Transition:
 TRANSITIONS: Final[dict[type[Outcome], Transition]] = {
     Succeeded: Transition(
         "SUCCEEDED",
+        "succeeded",
         {"result": "text"},
         f"finished_at = {_NOW}, next_retry_at = NULL, {_NO_ERROR}, result = CAST(given.result AS jsonb)",
         message="NULL",
         is_final=True,
     ),
-    Discarded: Transition("DISCARDED", {"why": "text"}, f"finished_at = {_NOW}, {_NO_ERROR}", is_final=True),
+    Discarded: Transition(
+        "DISCARDED", "discarded", {"why": "text"}, f"finished_at = {_NOW}, {_NO_ERROR}", is_final=True
+    ),
     Dead: Transition(
         "DEAD",
+        "dead",
         _ERROR_COLUMNS,
         f"{_FAILED}, next_retry_at = NULL, finished_at = {_NOW}",
         message="error_message",
@@ -55,18 +61,22 @@ TRANSITIONS: Final[dict[type[Outcome], Transition]] = {
     ),
     Retry: Transition(
         "RETRYING",
+        "retry",
         {"wait_ms": "float8", **_ERROR_COLUMNS},
         f"{_FAILED}, next_retry_at = {_LATER}, last_wakeup_at = {_LATER}",
         message="error_message",
     ),
     Snoozed: Transition(
-        "RETRYING", {"wait_ms": "float8", "why": "text"}, f"next_retry_at = {_LATER}, last_wakeup_at = {_LATER}"
+        "RETRYING",
+        "snoozed",
+        {"wait_ms": "float8", "why": "text"},
+        f"next_retry_at = {_LATER}, last_wakeup_at = {_LATER}",
     ),
     # Its batch was lost, so it runs alone next time. This does not count as an attempt (docs/protocol.md, Poison).
     Isolated: Transition(
-        "RETRYING", {"why": "text"}, f"isolated = true, next_retry_at = {_NOW}, last_wakeup_at = {_NOW}"
+        "RETRYING", "released", {"why": "text"}, f"isolated = true, next_retry_at = {_NOW}, last_wakeup_at = {_NOW}"
     ),
-    Released: Transition("QUEUED", {"why": "text"}, f"last_wakeup_at = {_NOW}"),
+    Released: Transition("QUEUED", "released", {"why": "text"}, f"last_wakeup_at = {_NOW}"),
 }
 
 # begin_batch: guard a transaction against a COMMIT by its handler. COMMIT reads a cursor WITH HOLD to its end, and this
@@ -126,7 +136,8 @@ def settling(outcome: Any, *, frees_keys: bool = False, in_batch: bool = False) 
                 (task_id, from_status, to_status, attempt_count, message, actor, created_at)
             SELECT id, 'RUNNING', '{transition.to}', attempt_count, {transition.message}, :actor, {_NOW}
             FROM done {given}),
-        ended AS (DELETE FROM ledger.task_lease WHERE token = :token AND :is_last)
+        ended AS (DELETE FROM ledger.task_lease WHERE token = :token AND :is_last),
+        {insert_tally("done", transition.result, ids="CAST(:id AS uuid[])")}
         {_finish(transition, frees_keys) if transition.is_final else _WAKE_AGAIN}
     """,
         before="CLOSE celeriac_batch;" if in_batch else "",

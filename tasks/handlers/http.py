@@ -44,7 +44,7 @@ def request(task: Task, db: Session) -> dict[str, int]:
         raise Permanent(str(error)) from None
     if objection:
         raise Permanent(objection)
-    headers = {"traceparent": task.context["traceparent"]} if "traceparent" in task.context else {}
+    headers = {"traceparent": task.traceparent}
     ordering_key, principal = wanted.ordering_key, task.context.get("principal")
     if ordering_key is not None and principal is not None:
         ordering_key = f"{principal}:{ordering_key}"

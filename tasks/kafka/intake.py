@@ -30,7 +30,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from failpoint import failpoint
 from settings import Settings
-from tasks.core.result_metrics import count
+from tally.counts import count
+from tally.subjects import Subject
 from tasks.execution.deliver import known_ids
 from tasks.kafka.client import make_consumer
 from tasks.kafka.offsets import Offsets
@@ -114,7 +115,13 @@ class Intake:
             return []
         ids = ids_of(message.value())
         if not ids:
-            logger.warning("%s/%d/%d has no task ids and is skipped", self.topic, partition, offset)
+            logger.warning(
+                "%s/%d/%d has no task ids and is skipped",
+                self.topic,
+                partition,
+                offset,
+                extra={"event": "kafka_record_skipped"},
+            )
         self._offsets.delivered(partition, offset, ids)
         return ids
 
@@ -131,13 +138,17 @@ class Intake:
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Log a failed commit. A poll calls this; the partition may have moved to another worker meanwhile."""
         for failure in {error, *(partition.error for partition in partitions)} - {None}:
-            logger.info("offsets were not committed, so records may be delivered again: %s", failure)
+            logger.info(
+                "offsets were not committed, so records may be delivered again: %s",
+                failure,
+                extra={"event": "kafka_offsets_not_committed"},
+            )
         if not error:
             failpoint("kafka.after_commit")
 
     def _revoked(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = {partition.partition for partition in partitions}
-        logger.info("partitions %s were revoked", sorted(numbers))
+        logger.info("partitions %s were revoked", sorted(numbers), extra={"event": "kafka_partitions_revoked"})
         self._offsets.forget(numbers)
         self._early = deque(message for message in self._early if message.partition() not in numbers)
 
@@ -170,7 +181,7 @@ class Intake:
         now = time.monotonic()
         if now - self._logged_at.get(sentence, -REPEAT_LOG_SECONDS) >= REPEAT_LOG_SECONDS:
             self._logged_at[sentence] = now
-            logger.warning("Kafka: %s", sentence)
+            logger.warning("Kafka: %s", sentence, extra={"event": "kafka_error"})
 
 
 def ids_of(value: str | bytes | None) -> list[uuid.UUID]:
@@ -181,5 +192,5 @@ def ids_of(value: str | bytes | None) -> list[uuid.UUID]:
                 return [uuid.UUID(one) for one in known_ids(ids)]
     except (ValueError, RecursionError):
         pass
-    count("skipped", 1)
+    count(Subject.TASK, "skipped")
     return []

@@ -63,9 +63,11 @@ class Worker:
                 deliver(self.engine, ids, owned=self.intake.owned)
                 break
             except (DBAPIError, CeleriacError) as error:
-                logger.warning("will try again: %s", str(error).partition("\n")[0])
+                logger.warning(
+                    "will try again: %s", str(error).partition("\n")[0], extra={"event": "delivery_repeated"}
+                )
             except Exception:  # our own bug: claimed tasks are settled or reclaimed, and we still have the others
-                logger.exception("will try again")
+                logger.exception("will try again", extra={"event": "delivery_repeated"})
             self.stopped.wait(PAUSE_SECONDS)
             ids = self.intake.waiting()
         return taken
@@ -91,9 +93,9 @@ class Worker:
             frame = frame.f_back
 
 
-def work(*, parent: int) -> None:
+def work(*, parent: int, level: str) -> None:
     """Run a worker process until it is told to end. Errors at the start are printed by the command."""
-    configure_logging(logging.INFO)
+    configure_logging(level)
     require_ready(newer_is_ready=True)
     handlers()
     worker = Worker(engine(), Intake(settings.current()))
@@ -105,9 +107,9 @@ def work(*, parent: int) -> None:
             Path(path).touch()
         worker.run(parent=parent)
     except SystemExit:
-        logger.info("told to end: the running batch was released")
+        logger.info("told to end: the running batch was released", extra={"event": "worker_stopped"})
     except KafkaException as error:
-        logger.error("Kafka: %s", error)
+        logger.error("Kafka: %s", error, extra={"event": "kafka_error"})
         raise
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

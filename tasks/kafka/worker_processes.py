@@ -34,20 +34,23 @@ END_SECONDS: Final = 30.0
 class WorkerProcesses:
     """`count` processes, each with its own consumer."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, level: str) -> None:
         self.count = count
+        self.level = level  # of the log
         self.children: list[ChildProcess] = []
 
     def run(self, stopped: threading.Event) -> int:
         """Keep the processes running until the event is set. Return the exit code."""
         metrics.share_between_processes()
         if port := settings.current().worker_metrics_port:
-            metrics.serve(port)
+            metrics.serve(port, settings.current().metrics_host)
         current = settings.current()
-        registration = Registration(engine(), current, handlers(), consumed=current.ingest_queues)
+        registration = Registration(
+            engine(), current, handlers(), consumed=current.ingest_queues, topic=current.kafka_topic
+        )
         watch = WorkerWatch(self._pids, runs_ticks=False, registration=registration)
         try:
-            self.children = [_start() for _ in range(self.count)]
+            self.children = [self._start() for _ in range(self.count)]
             started_at = time.monotonic()
             watch.start()
             while not stopped.wait(LOOK_SECONDS):
@@ -57,10 +60,15 @@ class WorkerProcesses:
                         continue
                     if code > 0:
                         return code
-                    logger.warning("worker process %d ended (%d); starting another", child.pid, code)
+                    logger.warning(
+                        "worker process %d ended (%d); starting another",
+                        child.pid,
+                        code,
+                        extra={"event": "worker_process_replaced"},
+                    )
                     stopped.wait(started_at + SHORTEST_LIFE_SECONDS - time.monotonic())
                     self.children.remove(child)
-                    self.children.append(_start())
+                    self.children.append(self._start())
                     started_at = time.monotonic()
             return 0
         finally:
@@ -70,10 +78,10 @@ class WorkerProcesses:
     def _pids(self) -> set[int]:
         return {child.pid for child in self.children if child.exit_code() is None}
 
-
-def _start() -> ChildProcess:
-    """Start a process that counts into the parent's metrics folder; the parent serves the sum."""
-    environment = {**os.environ, "WORKER_METRICS_PORT": "0", WORKER_VARIABLE: WORKER}
-    environment.pop("CELERIAC_METRICS_DIR", None)
-    command = [sys.executable, str(ROOT / "manage.py"), "kafka-worker", "--child-of", str(os.getpid())]
-    return ChildProcess("kafka-worker", command, environment=environment)
+    def _start(self) -> ChildProcess:
+        """Start a process that counts into the parent's metrics folder; the parent serves the sum."""
+        environment = {**os.environ, "WORKER_METRICS_PORT": "0", WORKER_VARIABLE: WORKER}
+        environment.pop("CELERIAC_METRICS_DIR", None)
+        command = [sys.executable, str(ROOT / "manage.py"), "kafka-worker", "--child-of", str(os.getpid())]
+        command += ["--log-level", self.level]
+        return ChildProcess("kafka-worker", command, environment=environment)

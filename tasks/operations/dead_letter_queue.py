@@ -32,21 +32,25 @@ COUNT: Final = sql(f"""
            count(*) FILTER (WHERE lease_until IS NULL)
     FROM ledger.outbox_event WHERE {_UNSENT}
 """)
-# forget_letters: delete unpublished letters, except those that a publisher holds under a lease.
+# forget_letters: delete unpublished letters, except those that a publisher holds under a lease; return their tasks.
 FORGET_LETTERS: Final = sql(f"""
-    WITH refused AS (DELETE FROM ledger.outbox_event WHERE {_REFUSED})
-    DELETE FROM ledger.outbox_event
-    WHERE {_UNSENT} AND (lease_until IS NULL OR lease_until <= (SELECT ledger.ledger_now()))
+    WITH refused AS (DELETE FROM ledger.outbox_event WHERE {_REFUSED} RETURNING payload),
+    unsent AS (
+        DELETE FROM ledger.outbox_event
+        WHERE {_UNSENT} AND (lease_until IS NULL OR lease_until <= (SELECT ledger.ledger_now())) RETURNING payload)
+    SELECT payload ->> 'dead' FROM refused UNION ALL SELECT payload ->> 'dead' FROM unsent
 """)
 # leaving: the tasks whose letter is still unsent.
 LEAVING: Final = sql(f"SELECT payload ->> 'dead' FROM ledger.outbox_event WHERE {_UNSENT}")
-# letters: write a letter for each task of the page that has none on its way.
+# letters: write a letter for each task of the page that has none on its way. `again`: it is not counted once more.
 LETTERS: Final = sql(f"""
     WITH page AS MATERIALIZED (
         SELECT id, finished_at, error_code FROM ledger.ingest_task WHERE status = 'DEAD' AND {PAGE}),
     written AS (
         INSERT INTO ledger.outbox_event (destination, payload, created_at)
-        SELECT :destination, jsonb_build_object('dead', id, 'errorCode', error_code), (SELECT ledger.ledger_now())
+        SELECT :destination, jsonb_build_object('dead', id, 'errorCode', error_code, 'again',
+                                                CAST(id AS text) <> ALL(CAST(:unsent AS text[]))),
+               (SELECT ledger.ledger_now())
         FROM page WHERE CAST(id AS text) <> ALL(CAST(:leaving AS text[])) RETURNING id)
     SELECT (SELECT finished_at FROM page {LAST}) AS after_at, (SELECT id FROM page {LAST}) AS after_id,
            (SELECT count(*) FROM written) AS letters
@@ -105,9 +109,11 @@ def _may_be_equal(waiting: int, before: _Counts, after: _Counts) -> bool:
 
 def _rewrite(engine: Engine, queue: str, destination: str) -> int:
     with engine.begin() as connection:
-        connection.execute(FORGET_LETTERS, {"destination": destination})
-        leaving = [name or "" for name in connection.execute(LEAVING, {"destination": destination}).scalars()]
-        values = {"destination": destination, "leaving": leaving, "batch": BATCH, **start(connection)}
+        unsent, leaving = (
+            [name or "" for name in connection.execute(statement, {"destination": destination}).scalars()]
+            for statement in (FORGET_LETTERS, LEAVING)
+        )
+        values = {"destination": destination, "leaving": leaving, "unsent": unsent, "batch": BATCH, **start(connection)}
     broker.purge(queue)
     written = 0
     while values["after_at"] is not None:

@@ -24,7 +24,7 @@ from models.sql import sql
 from outbox import dead_rows
 from outbox.dead_rows import DeadRows, Filters, Values
 from tasks.core import partition_keys, wakeups
-from tasks.core.notifications import insert_notifications
+from tasks.core.discarding import DISCARD_HELD
 from tasks.core.registry import handlers
 
 _CHOSEN: Final = """status = 'DEAD'
@@ -84,21 +84,6 @@ REQUEUE: Final = sql(f"""{_HELD},
     {_CHANGED}
 """)
 
-# The tasks in `held` → DISCARDED. A running one loses its lease; `notify` events are sent, and the next task of each
-# partition key is woken.
-DISCARD_HELD: Final = f"""
-    gone AS (
-        UPDATE ledger.ingest_task task SET status = 'DISCARDED', lease_token = NULL, finished_at = at, updated_at = at
-        FROM held, clock WHERE task.id = held.id
-        RETURNING task.id, task.type, attempt_count, error_message, notify, task.partition_key),
-    told AS (
-        INSERT INTO ledger.ingest_task_transition
-            (task_id, from_status, to_status, attempt_count, message, actor, created_at)
-        SELECT id, held.status, 'DISCARDED', attempt_count, coalesce(:reason, 'discarded'), :actor, at
-        FROM gone JOIN held USING (id) CROSS JOIN clock),
-    {insert_notifications("gone", "DISCARDED")},
-    {partition_keys.find_freed("gone")},
-    {wakeups.insert_wakeups("freed")}"""
 # discard: DEAD → DISCARDED.
 DISCARD: Final = sql(f"{_HELD}, {DISCARD_HELD} {_CHANGED}")
 

@@ -25,6 +25,7 @@ from tasks.core.task_ids import keyed_id
 
 FINAL: Final = frozenset({TaskStatus.SUCCEEDED, TaskStatus.DEAD, TaskStatus.DISCARDED})
 _RUNNING: Final = "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM ledger.task_lease)"
+_CHANGED_AT: Final = "coalesce(finished_at, updated_at)"
 # The condition that selects each index, the statuses in that index, and the column with the last change.
 _SOURCES: Final = (
     (OPEN, {TaskStatus.QUEUED, TaskStatus.RETRYING}, "updated_at"),
@@ -36,7 +37,14 @@ _FILTERS: Final = """status = ANY(CAST(:statuses AS text[]))
         AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY(CAST(:ids AS uuid[])))
         AND (CAST(:type AS text) IS NULL OR type = :type)
         AND (CAST(:queue AS text) IS NULL OR queue = :queue)
-        AND (CAST(:key AS text) IS NULL OR idempotency_key = :key)"""
+        AND (CAST(:key AS text) IS NULL OR idempotency_key = :key)
+        AND (CAST(:error_code AS text) IS NULL OR error_code = :error_code)"""
+# The tasks of a principal are in an index of their own, by their last change, unless they run.
+_OF_PRINCIPAL: Final = "context ->> 'principal' = :principal"
+_SOURCES_OF_PRINCIPAL: Final = (
+    (f"{_OF_PRINCIPAL} AND status <> 'RUNNING'", frozenset(TaskStatus) - {TaskStatus.RUNNING}, _CHANGED_AT),
+    (f"{_OF_PRINCIPAL} AND {_RUNNING}", {TaskStatus.RUNNING}, "updated_at"),
+)
 
 
 class UnknownTask(CeleriacError):
@@ -110,6 +118,8 @@ class TaskFilter:
     key: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    error_code: str | None = None
+    principal: str | None = None  # None: of everyone
 
 
 def list_tasks(
@@ -121,20 +131,9 @@ def list_tasks(
     limit: int = 50,
 ) -> list[ListedTask]:
     """Return the latest changes first: those older than `before`, or the page right above `after`."""
-    statuses = list(chosen.statuses or TaskStatus)
     is_forward = after is not None and before is None
-    values = asdict(chosen) | {
-        "statuses": statuses,
-        "ids": [keyed_id(chosen.type, chosen.key)] if chosen.key and chosen.type else None,
-        "since": chosen.since or "-infinity",
-        "until": chosen.until or "infinity",
-        "before_at": before.changed_at if before else "infinity",
-        "before_id": before.task_id if before else uuid.UUID(int=0),
-        "after_at": after.changed_at if after else "-infinity",
-        "after_id": after.task_id if after else uuid.UUID(int=0),
-        "limit": limit,
-    }
-    found = [ListedTask(*row) for row in connection.execute(_page(statuses, is_forward=is_forward), values)]
+    statement, values = _query(chosen, before, after, limit, is_forward=is_forward)
+    found = [ListedTask(*row) for row in connection.execute(statement, values)]
     return found[::-1] if is_forward else found
 
 
@@ -161,7 +160,28 @@ def columns_of(shape: type[Any]) -> str:
     return ", ".join(field.name for field in fields(shape)).replace("task_id", "id", 1)
 
 
-def _page(statuses: Collection[TaskStatus], *, is_forward: bool) -> TextClause:
+def _query(
+    chosen: TaskFilter, before: Cursor | None, after: Cursor | None, limit: int, *, is_forward: bool
+) -> tuple[TextClause, dict[str, Any]]:
+    """Return the statement that reads a page, and its values."""
+    statuses = list(chosen.statuses or TaskStatus)
+    values = asdict(chosen) | {
+        "statuses": statuses,
+        "ids": [keyed_id(chosen.type, chosen.key)] if chosen.key and chosen.type else None,
+        "since": chosen.since or "-infinity",
+        "until": chosen.until or "infinity",
+        "before_at": before.changed_at if before else "infinity",
+        "before_id": before.task_id if before else uuid.UUID(int=0),
+        "after_at": after.changed_at if after else "-infinity",
+        "after_id": after.task_id if after else uuid.UUID(int=0),
+        "limit": limit,
+    }
+    sources = _SOURCES if chosen.principal is None else _SOURCES_OF_PRINCIPAL
+    needed = [(where, changed_at) for where, in_index, changed_at in sources if not in_index.isdisjoint(statuses)]
+    return _page(needed, is_forward=is_forward), values
+
+
+def _page(sources: Sequence[tuple[str, str]], *, is_forward: bool) -> TextClause:
     """page: the first tasks of each index that is needed, then the first of those."""
     columns, direction = columns_of(ListedTask), "ASC" if is_forward else "DESC"
     found = " UNION ALL ".join(
@@ -171,7 +191,6 @@ def _page(statuses: Collection[TaskStatus], *, is_forward: bool) -> TextClause:
            AND {changed_at} >= :since AND {changed_at} < :until
            AND ({changed_at}, id) < (:before_at, :before_id) AND ({changed_at}, id) > (:after_at, :after_id)
          ORDER BY {changed_at} {direction}, id {direction} LIMIT :limit)"""
-        for where, in_index, changed_at in _SOURCES
-        if not in_index.isdisjoint(statuses)
+        for where, changed_at in sources
     )
     return sql(f"SELECT {columns} FROM ({found}) AS found ORDER BY changed_at {direction}, id {direction} LIMIT :limit")

@@ -2,7 +2,8 @@
 
 This only reads the ledger and writes wake-ups, so it is safe at any time, also while workers run: a task that is woken
 twice runs once. Tasks that are locked, or that changed or became due after the start, are left out. They have wake-ups
-of their own, and with a steady stream of new tasks the rebuild would never end.
+of their own, and with a steady stream of new tasks the rebuild would never end. Tasks of paused queues are left out,
+too: resuming a queue wakes its tasks in the same way (`tasks/operations/pauses.py`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from sqlalchemy.orm import Session
 
 from models.clock import now
 from models.sql import sql
-from tasks.core.due_times import DUE_AT, KINDS, OPEN, TIME
+from tasks.core.due_times import DUE_AT, IS_PAUSED, KINDS, OPEN, TIME
 from tasks.core.registry import DEFAULT_BATCH, handlers
 from tasks.core.wakeups import Woken, wake_again
 
 PAGE: Final = 1000
-# Tasks with a partition key come last in the index. They are woken whether or not it is their turn; the claim knows.
+# Tasks with a partition key, and those that wait for a limit, come last in the index. They are woken whether or not it
+# is their turn; the claim knows.
 _DUE: Final = f"({DUE_AT} <= :until OR {DUE_AT} = 'infinity') AND {TIME} <= :until"
 
 # count_due: the number of due tasks of each queue and type that has open tasks.
@@ -31,9 +33,12 @@ COUNT_DUE: Final = sql(f"""
     WITH RECURSIVE {KINDS}
     SELECT queue, type, (SELECT count(*) FROM ledger.ingest_task task
                          WHERE task.queue = kind.queue AND task.type = kind.type AND {OPEN} AND {_DUE})
-    FROM kind
+    FROM kind WHERE NOT {IS_PAUSED}
 """)
-OPEN_KINDS: Final = sql(f"WITH RECURSIVE {KINDS} SELECT queue, type FROM kind")
+OPEN_KINDS: Final = sql(f"""
+    WITH RECURSIVE {KINDS} SELECT queue, type FROM kind
+    WHERE NOT {IS_PAUSED} AND queue = coalesce(CAST(:queue AS text), queue)
+""")
 # due_page: due tasks of one queue and type, longest due first.
 DUE_PAGE: Final = sql(f"""
     SELECT id, CAST({DUE_AT} AS text) FROM ledger.ingest_task
@@ -57,14 +62,14 @@ def count_due(connection: Connection) -> list[DueKind]:
     return [kind for kind in found if kind.count]
 
 
-def wake_all_due(engine: Engine) -> Iterator[Woken]:
-    """Wake all due tasks page by page; yield the total so far after each page."""
+def wake_all_due(engine: Engine, *, queue: str | None = None) -> Iterator[Woken]:
+    """Wake all due tasks, or those of one queue, page by page; yield the total so far after each page."""
     with engine.connect() as connection:
         until = now(connection)
-        kinds = connection.execute(OPEN_KINDS).all()
+        kinds = connection.execute(OPEN_KINDS, {"queue": queue}).all()
     total = Woken()
-    for queue, type_ in kinds:
-        for page in _wake_kind(engine, queue, type_, until):
+    for kind in kinds:
+        for page in _wake_kind(engine, kind.queue, kind.type, until):
             total += page
             yield total
 

@@ -52,6 +52,17 @@ class NotWaiting(CeleriacError):
     http_status = 409
 
 
+class NotDead(CeleriacError):
+    """Only a DEAD task can be requeued.
+
+    `tasks.requeue` was called for a task that waits, runs, or is SUCCEEDED or DISCARDED.
+    """
+
+    code = "not_dead"
+    remedy = "Nothing, if the task waits or runs. Otherwise submit a new task."
+    http_status = 409
+
+
 def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> TaskStatus:
     """Make the task due now and return its status before.
 
@@ -64,14 +75,25 @@ def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | N
         db.commit()
     if ids:
         return was
+    if _requeue_if_dead(engine, task_id, actor=actor, reason=reason or "retry-now"):
+        return TaskStatus.DEAD
+    raise NotWaiting(_MESSAGES[was].format(id=task_id))
+
+
+def requeue(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> None:
+    """Requeue a DEAD task. Raises UnknownTask, NotDead, and KeysForgotten."""
+    if not _requeue_if_dead(engine, task_id, actor=actor, reason=reason):
+        with Session(engine) as db:
+            raise NotDead(f"{task_id} is {status_of(db, task_id)}, not DEAD.")
+
+
+def _requeue_if_dead(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None) -> bool:
     everything = dead_tasks.Choice(ids=[task_id])
     with engine.connect() as connection:
         choice = everything.younger_than(key_lives(connection))
         if dead_tasks.count(connection, choice).total < dead_tasks.count(connection, everything).total:
             raise KeysForgotten
-    if any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason or "retry-now")):
-        return TaskStatus.DEAD
-    raise NotWaiting(_MESSAGES[was].format(id=task_id))
+    return any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason))
 
 
 _CHANGED_MEANWHILE: Final = "{id} was changed by another process at the same time. Try again."

@@ -1,5 +1,5 @@
-"""Read everything that the ledger knows about one task: envelope, history, lease, unsent wake-ups, audits, blocker;
-and which workers are live.
+"""Read everything that the ledger knows about one task: envelope, history, lease, unsent wake-ups, audits, blocker,
+limit; and which workers are live.
 
 `tasks/operations/why_waiting.py` explains from this, and from the broker's state, why the task is not running.
 """
@@ -18,11 +18,12 @@ from models.clock import now
 from models.sql import sql
 from models.status import EventStatus, TaskStatus
 from outbox.destinations import CELERY
-from tasks.core.due_times import TIME
+from tasks.core.due_times import OPEN, TIME
 from tasks.core.partition_keys import BLOCKS, skipping
 from tasks.core.registered_types import LiveWorker, live_workers
 from tasks.core.registry import handlers
 from tasks.operations.listing import ListedTask, UnknownTask, columns_of
+from tracing import traceparent_of
 
 MAX_WAKEUPS: Final = 20
 MAX_AHEAD: Final = 1000
@@ -36,6 +37,7 @@ class StoredTask(ListedTask):
     partition_key: str | None
     key_seq: int | None
     last_wakeup_at: datetime | None
+    expires_at: datetime | None
     lease_token: uuid.UUID | None
     isolated: bool
     last_error: str | None
@@ -51,11 +53,13 @@ class StoredTask(ListedTask):
         del shown["keySeq"]  # it means nothing outside the ledger
         key = {"idempotencyKey": self.idempotency_key} if self.idempotency_key is not None else {}
         retry = {"count": self.attempt_count, "max": self.max_attempts, "nextAttemptAt": self.next_retry_at}
+        shown["traceparent"] = traceparent_of(self.task_id, self.context)
         return {**shown, "taskId": str(self.task_id), "context": {**self.context, **key}, "retry": retry}
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
+    id: int
     from_status: TaskStatus | None
     to_status: TaskStatus
     attempt_count: int
@@ -116,6 +120,19 @@ class Blocker:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitedLimit:
+    """The limit that the task waits for, as workers have registered it, and how much of it is used."""
+
+    limit_key: str
+    limited_at: datetime
+    ahead: int  # tasks that wait before it, counted up to MAX_AHEAD
+    running: int
+    max_running: int | None
+    rate: str | None
+    limit_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Details:
     """A task and everything around it, as of `now`."""
 
@@ -126,6 +143,7 @@ class Details:
     audits: list[Audit]
     pause: Pause | None
     blocker: Blocker | None
+    limit: WaitedLimit | None
     live_workers: list[LiveWorker]
     now: datetime
 
@@ -138,7 +156,7 @@ AUDITS: Final = sql(f"SELECT {columns_of(Audit)} FROM ledger.task_audit WHERE ta
 LEASE: Final = sql(
     "SELECT holder, claimed_at, lease_until, cardinality(task_ids) FROM ledger.task_lease WHERE token = :token"
 )
-PAUSE: Final = sql(f"SELECT {columns_of(Pause)} FROM ledger.queue_pause WHERE queue = :queue")
+PAUSE: Final = sql(f"SELECT {columns_of(Pause)} FROM ledger.queue_pause WHERE queue = :queue AND NOT intake")
 # wakeups: unsent wake-ups that name the task. Of those for later, read only the ones for the task's own time: there may
 # be a million others.
 WAKEUPS: Final = sql(f"""
@@ -154,6 +172,21 @@ BLOCKER: Final = sql(f"""
         SELECT id, type, status, key_seq FROM ledger.ingest_task
         WHERE partition_key = :key AND key_seq < :seq AND {BLOCKS} ORDER BY key_seq LIMIT {MAX_AHEAD}) AS ahead
     ORDER BY key_seq LIMIT 1
+""")
+
+# limit: what the task waits for if it waits for a limit. In SQL, `ahead` is an index scan of the tasks before it.
+LIMIT: Final = sql(f"""
+    SELECT task.limit_key, task.limited_at,
+           (SELECT count(*) FROM (
+                SELECT FROM ledger.ingest_task before
+                WHERE before.type = task.type AND before.limit_key = task.limit_key AND before.limited_at IS NOT NULL
+                  AND before.{OPEN} AND before.priority >= task.priority AND (before.priority > task.priority
+                      OR (before.limited_at, before.id) < (task.limited_at, task.id)) LIMIT {MAX_AHEAD}) AS ahead),
+           (SELECT count(*) FROM ledger.ingest_task running
+            WHERE running.type = task.type AND running.limit_key = task.limit_key AND running.status = 'RUNNING'),
+           max_running, rate, limit_by
+    FROM ledger.ingest_task task LEFT JOIN ledger.task_type known USING (type)
+    WHERE id = :id AND task.limited_at IS NOT NULL AND task.{OPEN}
 """)
 
 
@@ -184,6 +217,7 @@ def read_details(connection: Connection, task_id: uuid.UUID) -> Details:
         _rows(connection, Audit, AUDITS, id=task_id),
         next(iter(_rows(connection, Pause, PAUSE, queue=task.queue)), None),
         next(iter(_rows(connection, Blocker, BLOCKER, **ahead)), None) if is_open else None,
+        next(iter(_rows(connection, WaitedLimit, LIMIT, id=task_id)), None),
         live_workers(connection),
         at,
     )

@@ -1,8 +1,8 @@
 """Explain why a task is not running: every reason that holds, the most important first.
 
-A final or running task has one reason. An open task may wait for its due time, its turn, its queue, a worker, a
-handler, or its wake-up: in the outbox, in the broker, or lost. The broker is asked for open tasks only; if it is
-unreachable, that is one more reason.
+A final or running task has one reason. An open task may wait for its due time, its turn, its limit, its queue, a
+worker, a handler, or its wake-up: in the outbox, in the broker, or lost. The broker is asked for open tasks only; if it
+is unreachable, that is one more reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from models.status import TaskStatus
 from settings import Settings, current
 from tasks import broker
 from tasks.operations.listing import FINAL
-from tasks.operations.task_details import Blocker, Details, UnsentWakeup
+from tasks.operations.task_details import Blocker, Details, UnsentWakeup, WaitedLimit
 
 PATIENCE_SECONDS: Final = 1.0
 SHOWN_WORKERS: Final = 3
@@ -30,8 +30,10 @@ class ReasonCode(StrEnum):
     FINAL = "final"
     RUNNING = "running"
     WORKER_LOST = "worker_lost"
+    EXPIRED = "expired"
     NOT_DUE = "not_due"
     NOT_ITS_TURN = "not_its_turn"
+    OVER_LIMIT = "over_limit"
     QUEUE_PAUSED = "queue_paused"
     UNKNOWN_QUEUE = "unknown_queue"
     UNKNOWN_HANDLER = "unknown_handler"
@@ -44,6 +46,8 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
+    """Why a task is not running: a code for programs and a sentence for people."""
+
     code: ReasonCode
     message: str
 
@@ -83,7 +87,7 @@ def reasons(
     """Return at least one reason."""
     status = details.task.status
     if status in FINAL:
-        return [Reason(ReasonCode.FINAL, f"It has been {status} since {_at(details.task.finished_at)}.")]
+        return [Reason(ReasonCode.FINAL, _final(details))]
     if status == TaskStatus.RUNNING:
         return [Reason(*_running(details))]
     found = list(_before_its_queue(details, settings, known_types))
@@ -93,6 +97,14 @@ def reasons(
         message = f"{error.message.rstrip('.')}. The task will be woken when the broker is back."
         found.append((ReasonCode.BROKER_UNREACHABLE, message))
     return [Reason(*each) for each in found]
+
+
+def _final(details: Details) -> str:
+    task = details.task
+    since = f"It has been {task.status} since {_at(task.finished_at)}"
+    if task.status == TaskStatus.DISCARDED and task.expires_at and details.transitions:
+        return f"{since}: {details.transitions[-1].message}; it was to start before {_at(task.expires_at)}."
+    return f"{since}."
 
 
 def _running(details: Details) -> Found:
@@ -111,15 +123,20 @@ def _running(details: Details) -> Found:
 
 def _before_its_queue(details: Details, settings: Settings, known_types: Collection[str]) -> Iterator[Found]:
     task, pause = details.task, details.pause
+    if task.expires_at is not None and task.expires_at <= details.now:
+        yield ReasonCode.EXPIRED, f"It expired at {_at(task.expires_at)}; the next reclaim discards it."
     if not _is_due(details):
         due_at = task.next_retry_at or details.now
         yield ReasonCode.NOT_DUE, f"It is due at {_at(due_at)}, in {_duration(due_at - details.now)}."
     if details.blocker:
         yield ReasonCode.NOT_ITS_TURN, _behind(details.blocker, task.partition_key)
+    if details.limit:
+        yield ReasonCode.OVER_LIMIT, _over_limit(details.limit, task.type)
     if pause:
         why = f": {pause.reason}" if pause.reason else ""
         since = f"was paused at {_at(pause.created_at)} by {pause.actor}"
-        yield ReasonCode.QUEUE_PAUSED, f"Its queue {task.queue!r} {since}{why}."
+        resume = f"`manage.py resume {task.queue}` lets it run"
+        yield ReasonCode.QUEUE_PAUSED, f"Its queue {task.queue!r} {since}{why}; {resume}."
     if task.queue not in settings.ingest_queues:
         known = ", ".join(settings.ingest_queues)
         yield ReasonCode.UNKNOWN_QUEUE, f"Its queue {task.queue!r} is not in INGEST_QUEUES ({known})."
@@ -146,7 +163,8 @@ def _in_its_queue(details: Details, settings: Settings, queue: QueueState) -> It
     if queue.consumers is not None and not queue.consumers:
         missing = f"No worker that answered within {PATIENCE_SECONDS:g} s consumes its queue {details.task.queue!r}"
         yield ReasonCode.NO_WORKER, f"{missing}: start `celery -A tasks worker`."
-    if _is_due(details) and not details.blocker:
+    needs_no_wakeup = details.limit and details.task.last_wakeup_at is None  # it gets one when its limit allows it
+    if _is_due(details) and not details.blocker and not details.pause and not needs_no_wakeup:
         yield _wakeup(details, settings, queue)
 
 
@@ -160,6 +178,18 @@ def _behind(blocker: Blocker, key: str | None) -> str:
     if blocker.status == TaskStatus.DEAD:
         first += f": `manage.py requeue-dead --id {blocker.task_id}` or discard-dead unblocks the key"
     return f"{ahead} ahead of it in partition key {key!r}; {first}."
+
+
+def _over_limit(limit: WaitedLimit, type: str) -> str:
+    whose = f"{type} for {limit.limit_by}={limit.limit_key}" if limit.limit_by and limit.limit_key else type
+    allowed = []
+    if limit.max_running is not None:
+        allowed.append(f"{limit.running} of {limit.max_running} of {whose} are running")
+    if limit.rate is not None:
+        allowed.append(f"{limit.rate} of {whose} may start")
+    ahead = f"{limit.ahead} tasks wait" if limit.ahead != 1 else "1 task waits"
+    what = ", and ".join(allowed) or f"{type} had a limit when it began to wait, and will be woken"
+    return f"It waits for its limit since {_at(limit.limited_at)}: {what}. {ahead} before it."
 
 
 def _wakeup(details: Details, settings: Settings, queue: QueueState) -> Found:

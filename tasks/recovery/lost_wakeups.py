@@ -3,6 +3,7 @@
 A broker may lose a message that it has handed out, or all of its messages. The ledger is authoritative: a needless
 wake-up is harmless, because the claim decides what runs. A task's wake-up counts as lost when all of this holds:
 
+- its queue is not paused;
 - the task is due, and its last wake-up is older than a grace (`INGEST_WAKEUP_GRACE_MS`), which doubles with each
   wake-up of a task that still waits;
 - no wake-up of that age waits in the outbox;
@@ -12,8 +13,8 @@ wake-up is harmless, because the claim decides what runs. A task's wake-up count
 So a million tasks that wait in a working queue are not woken again. If a whole page of tasks waits for wake-ups that an
 empty queue no longer has, the broker has lost all of them, and the following pages do not wait for their grace.
 
-Kafka does not hand out messages in one order; `tasks/kafka/lag.py` replaces the third condition there. See
-docs/protocol.md, Lost wake-ups.
+Kafka does not hand out messages in one order; `tasks/kafka/lag.py` replaces the third condition there. Tasks that wait
+for a limit are left to `limited_tasks.py`. See docs/protocol.md, Lost wake-ups.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ from models.sql import sql
 from outbox.destinations import CELERY
 from settings import Settings
 from tasks.core import wakeups
-from tasks.core.due_times import DUE_AT, OPEN, TIME
+from tasks.core.due_times import DUE_AT, IS_PAUSED, KINDS, OPEN, TIME
 from tasks.core.partition_keys import BLOCKS, UNDONE, skipping
-from tasks.core.registered_types import WAITING_KINDS
 from tasks.core.registry import handlers
 
 Depths = Callable[[Iterable[str]], dict[str, int]]
@@ -56,7 +56,7 @@ RECORD_PROGRESS: Final = sql("""
 
 # The task was woken longer ago than its grace, and no wake-up of that age waits in the outbox. The grace of a task that
 # was woken again is longer by the time between its first and its last wake-up, so it doubles each time.
-_IS_OVERDUE: Final = f"""task.last_wakeup_at + make_interval(secs => :grace) + greatest(task.last_wakeup_at
+IS_OVERDUE: Final = f"""task.last_wakeup_at + make_interval(secs => :grace) + greatest(task.last_wakeup_at
           - greatest(coalesce(task.next_retry_at, task.created_at), task.updated_at), '0') <= (SELECT at FROM clock)
       AND NOT EXISTS (
         SELECT FROM ledger.outbox_event e
@@ -64,22 +64,24 @@ _IS_OVERDUE: Final = f"""task.last_wakeup_at + make_interval(secs => :grace) + g
           AND e.status IN ('NEW', 'RETRYING') AND e.ordering_key IS NULL
           AND coalesce(e.next_retry_at, '-infinity') <= (SELECT at FROM clock)
           AND greatest(e.created_at, e.next_retry_at) <= (SELECT at FROM clock) - make_interval(secs => :grace))"""
-_COLUMNS: Final = """id, queue, priority, status, next_retry_at, created_at, updated_at,
+_COLUMNS: Final = """id, queue, priority, status, next_retry_at, created_at, updated_at, limited_at,
                coalesce(last_wakeup_at, created_at) AS last_wakeup_at"""
-_HORIZON: Final = """
+HORIZON: Final = """
     LEFT JOIN ledger.wakeup_horizon horizon ON horizon.queue = task.queue AND horizon.priority = task.priority"""
 
+# kinds: the pairs (queue, type) of open tasks. A task of a paused queue is woken when the queue is resumed.
+WAITING_KINDS: Final = sql(f"WITH RECURSIVE {KINDS} SELECT queue, type FROM kind WHERE NOT {IS_PAUSED}")
 # overdue: the next page of due tasks of one queue and type, without those that have a partition key. The last two
 # columns are the place of the task in the index, and whether it is overdue.
 OVERDUE: Final = sql(f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at)
     SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock),
-           CAST(task.place AS text) AS place, {_IS_OVERDUE} AS is_overdue
+           CAST(task.place AS text) AS place, {IS_OVERDUE} AS is_overdue
     FROM (
         SELECT {_COLUMNS}, {DUE_AT} AS place FROM ledger.ingest_task
         WHERE queue = :queue AND type = :type AND {OPEN} AND {DUE_AT} <= (SELECT at FROM clock)
           AND ({DUE_AT}, id) > (CAST(:place AS timestamptz), CAST(:id AS uuid))
-        ORDER BY {DUE_AT}, id LIMIT :most) AS task {_HORIZON}
+        ORDER BY {DUE_AT}, id LIMIT :most) AS task {HORIZON}
     ORDER BY task.place, task.id
 """)
 # overdue_keyed: the first task of each of the next partition keys after `:after`. The last two columns are the key and
@@ -98,8 +100,9 @@ OVERDUE_KEYED: Final = sql(f"""
             SELECT {_COLUMNS} FROM ledger.ingest_task WHERE partition_key = key.partition_key AND {BLOCKS}
             ORDER BY key_seq LIMIT 1) AS task ON true)
     SELECT task.id, task.queue, task.last_wakeup_at, horizon.passed_wakeup_at, (SELECT at FROM clock),
-           task.partition_key, {OPEN} AND {TIME} <= (SELECT at FROM clock) AND {_IS_OVERDUE}
-    FROM head AS task {_HORIZON} ORDER BY task.partition_key
+           task.partition_key, {OPEN} AND NOT task.{IS_PAUSED} AND limited_at IS NULL
+           AND {TIME} <= (SELECT at FROM clock) AND {IS_OVERDUE}
+    FROM head AS task {HORIZON} ORDER BY task.partition_key
 """)
 
 
@@ -152,7 +155,7 @@ def repair(engine: Engine, settings: Settings, *, depths: Depths, lost: Lost | N
     grace = settings.ingest_wakeup_grace_ms / 1000
     values = {"grace": grace, "most": PAGE}
     give_up_at = time.monotonic() + BUDGET_SECONDS
-    remembered = _QueueDepths(depths)
+    remembered = QueueDepths(depths)
 
     def choose(overdue: Sequence[OverdueTask]) -> Sequence[OverdueTask]:
         return lost(overdue, settings) if lost and overdue else remembered.choose(overdue)
@@ -217,7 +220,7 @@ def _overdue_keyed(db: Session, values: Mapping[str, Any]) -> list[OverdueTask]:
 _scan: Final = {"after": ""}  # the last partition key that this process has looked at
 
 
-class _QueueDepths:
+class QueueDepths:
     """How many messages waited in each queue when it was first asked for."""
 
     def __init__(self, depths: Depths) -> None:

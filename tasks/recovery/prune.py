@@ -3,7 +3,7 @@
 SUCCEEDED and DISCARDED tasks share one retention. DEAD tasks have their own, which is unlimited by default. A task with
 an idempotency key leaves a tombstone, so that a late submit of the same key is still recognised; tombstones have a
 retention, too, and so have receipts. A DEAD task has blocked its partition key: deleting it wakes the next task of that
-key.
+key. Limits that are not used are deleted.
 """
 
 from __future__ import annotations
@@ -67,6 +67,20 @@ PRUNE_RECEIPTS: Final = sql("""
 """)
 
 
+# prune_limits: a limit that was not used for longer than any bucket takes to be full again; without a row it is full.
+LIMIT_HOURS: Final = 48
+PRUNE_LIMITS: Final = sql("""
+    WITH old AS MATERIALIZED (
+        SELECT type, limit_key FROM ledger.task_limit
+        WHERE refilled_at < (SELECT ledger.ledger_now()) - make_interval(hours => :hours)
+        LIMIT :batch FOR UPDATE SKIP LOCKED),
+    gone AS (
+        DELETE FROM ledger.task_limit USING old
+        WHERE task_limit.type = old.type AND task_limit.limit_key = old.limit_key RETURNING old.type)
+    SELECT count(*) FROM gone
+""")
+
+
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """How many rows were deleted."""
@@ -84,6 +98,7 @@ def prune(engine: Engine, settings: Settings, *, budget_seconds: float = 5.0) ->
         tasks += _delete_old(engine, PRUNE_DEAD, settings.ingest_dead_retention_hours, deadline)
     tombstones = _delete_old(engine, PRUNE_TOMBSTONES, settings.ingest_tombstone_retention_hours, deadline)
     receipts = _delete_old(engine, PRUNE_RECEIPTS, settings.receipt_retention_hours, deadline)
+    _delete_old(engine, PRUNE_LIMITS, LIMIT_HOURS, deadline)
     return Pruned(tasks, tombstones, receipts)
 
 

@@ -21,19 +21,23 @@ from dataclasses import astuple, dataclass
 from typing import Final
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-import metrics
 from models.driver_values import array_of_ids
+from models.ledger_outage import asks_to_repeat, is_outage
 from models.sql import sql
 from settings import Settings
-from tasks.core.outcomes import Dead, Isolated, Released, Retry
+from tally.counts import count
+from tally.subjects import Subject
+from tasks.core.outcomes import Dead, Isolated, Outcome, Released, Retry
 from tasks.core.registry import find_or_default
 from tasks.core.task import Task
+from tasks.execution.announcements import announce
 from tasks.execution.claim import task_from_row
 from tasks.execution.claim_statements import LOSSES, RUNNING
 from tasks.execution.decision import LOST_IN_RESTART, decide_lost_process
+from tasks.execution.limits import wake_waiting
 from tasks.execution.settle import write_outcomes
 
 logger = logging.getLogger(__name__)
@@ -93,14 +97,16 @@ def reclaim_leases(engine: Engine, settings: Settings, *, holders: Sequence[str]
     failed: list[uuid.UUID] = []
     while True:
         with Session(engine) as db:
-            some, failed_now = _reclaim_some(db, settings, holders, failed)
+            some, settled, failed_now = _reclaim_some(db, settings, holders, failed)
             db.commit()
+        announce(settled, settled)
         if not some.leases and not failed_now:
             return total
         failed += failed_now
         total += some
-        metrics.LEASE_EXPIRED_TOTAL.inc(some.leases)
-        metrics.INGEST_STREAM_RECLAIM_TOTAL.labels("claimed").inc(some.charged + some.isolated + some.released)
+        count(Subject.LEASE, "expired", some.leases)
+        count(Subject.RECLAIM, "claimed", some.charged + some.isolated + some.released)
+        count(Subject.RECLAIM, "error", len(failed_now))
 
 
 def _extend_if_interrupted(engine: Engine, settings: Settings) -> None:
@@ -113,35 +119,43 @@ def _extend_if_interrupted(engine: Engine, settings: Settings) -> None:
 
 def _reclaim_some(
     db: Session, settings: Settings, holders: Sequence[str] | None, failed: Sequence[uuid.UUID]
-) -> tuple[Reclaimed, list[uuid.UUID]]:
-    """Reclaim leases with about a batch of tasks; return also the leases that could not be reclaimed."""
+) -> tuple[Reclaimed, dict[Task, Outcome], list[uuid.UUID]]:
+    """Reclaim leases with about a batch of tasks; return also their outcomes and the leases that failed."""
     statement = EXPIRED if holders is None else OF_HOLDERS
     values = {"tasks": settings.ingest_reclaim_batch_size, "holders": list(holders or ()), "failed": list(failed)}
     leases = db.execute(statement, values).all()
     if not leases:
-        return Reclaimed(), []
+        return Reclaimed(), {}, []
     running: dict[uuid.UUID, list[Task]] = {lease.token: [] for lease in leases}
     for token, *row in db.execute(RUNNING, {"tokens": list(running)}):
         running[token].append(task_from_row(row))
     ended: list[uuid.UUID] = []
     total = Reclaimed()
+    all_settled: dict[Task, Outcome] = {}
     for lease in leases:
         tasks = running[lease.token]
         losses = _losses_in_restarts(db, tasks) if lease.was_lost_in_restart else None
-        outcomes = decide_lost_process(tasks, lease.holder, lease.reason, losses_in_restarts=losses)
+        handler = find_or_default(lease.type)
+        outcomes = decide_lost_process(
+            tasks, lease.holder, lease.reason, losses_in_restarts=losses, is_async=handler.is_async
+        )
         try:
             with db.begin_nested():
-                handler = find_or_default(lease.type)
                 settled = write_outcomes(db, outcomes, token=lease.token, handler=handler)
-        except DataError:  # the handler's retry settings are unusable; other leases must not wait for that
-            logger.exception("Cannot reclaim a lease of %s.", lease.type)
+        except DBAPIError as error:  # such as unusable retry settings of the handler: other leases must not wait for it
+            if is_outage(error) or asks_to_repeat(error):
+                raise
+            fields = {"event": "lease_not_reclaimed", "type": lease.type, "taskIds": [str(task.id) for task in tasks]}
+            logger.exception("Cannot reclaim a lease of %s.", lease.type, extra=fields)
             continue
         ended.append(lease.token)
+        all_settled |= settled
         kinds = [type(outcome) for outcome in settled.values()]
         charged = kinds.count(Retry) + kinds.count(Dead)
         total += Reclaimed(1, charged, kinds.count(Isolated), kinds.count(Released))
+    wake_waiting(db, [task.id for token in ended for task in running[token]])  # all limits at once, in one order
     db.execute(END_LEASES, {"tokens": ended})
-    return total, [token for token in running if token not in ended]
+    return total, all_settled, [token for token in running if token not in ended]
 
 
 def _losses_in_restarts(db: Session, tasks: Sequence[Task]) -> int:

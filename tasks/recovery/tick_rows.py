@@ -37,6 +37,13 @@ BEGIN_TICK: Final = sql("""
     RETURNING name
 """)
 
+# renew_tick: running under this token → leased to it for longer.
+RENEW_TICK: Final = sql("""
+    UPDATE ledger.tick SET lease_until = ledger.ledger_now() + make_interval(secs => :seconds)
+    WHERE name = :name AND lease_token = :token
+    RETURNING name
+""")
+
 # end_tick: running under this token → finished now, with its error if there was one.
 END_TICK: Final = sql("""
     UPDATE ledger.tick SET lease_token = NULL, lease_until = NULL, finished_at = ledger.ledger_now(), error = :error
@@ -52,9 +59,14 @@ def record_tick(connection: Connection, name: str, *, holder: str) -> None:
 
 
 @contextmanager
-def single_flight(engine: Engine, name: str, *, holder: str, seconds: float) -> Iterator[bool]:
-    """Lease the tick for `seconds` at most, and record its end. Yield False if another process runs it."""
-    values = {"name": name, "token": uuid.uuid4()}
+def single_flight(
+    engine: Engine, name: str, *, holder: str, seconds: float, token: uuid.UUID | None = None
+) -> Iterator[bool]:
+    """Lease the tick for `seconds` at most, and record its end. Yield False if another process runs it.
+
+    A caller that needs longer gives a token, and renews the lease with it.
+    """
+    values = {"name": name, "token": token or uuid.uuid4()}
     with engine.begin() as connection:
         began = connection.execute(BEGIN_TICK, {**values, "holder": holder, "seconds": seconds}).first() is not None
     message: str | None = None
@@ -67,6 +79,13 @@ def single_flight(engine: Engine, name: str, *, holder: str, seconds: float) -> 
         if began:
             with engine.begin() as connection:
                 connection.execute(END_TICK, {**values, "error": message})
+
+
+def renew_tick(engine: Engine, name: str, *, token: uuid.UUID, seconds: float) -> bool:
+    """Lease the tick for `seconds` from now. Return False if another process has taken it over."""
+    with engine.begin() as connection:
+        values = {"name": name, "token": token, "seconds": seconds}
+        return connection.execute(RENEW_TICK, values).first() is not None
 
 
 def failed_ticks(connection: Connection) -> dict[str, str]:

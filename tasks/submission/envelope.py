@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -17,9 +18,10 @@ from pydantic.alias_generators import to_camel
 
 import settings
 from models.errors import Misuse, shorten
-from models.status import TaskStatus
+from models.status import STATUS_ALIASES, TaskStatus
 from outbox.canonical_json import canonical_json
 from tasks.core.registry import NAME, UnknownType, handlers
+from tracing import TRACEPARENT, current_traceparent, is_traceparent
 
 KEY_LIMIT: Final = 500
 # Control characters, because one of them separates type and key (`task_ids.py`), and unpaired surrogates.
@@ -29,22 +31,14 @@ MOST_ATTEMPTS: Final = 1_000_000
 LATEST: Final = datetime(9000, 1, 1, tzinfo=UTC)
 LONGEST: Final = timedelta(days=365_000)
 
-STATUS_ALIASES: Final = {
-    "pending": TaskStatus.QUEUED,
-    "processing": TaskStatus.RUNNING,
-    "retry": TaskStatus.RETRYING,
-    "completed": TaskStatus.SUCCEEDED,
-    "suspended": TaskStatus.DEAD,
-}
-
 FIELDS: Final = (
     "type, payload, context (idempotencyKey, traceId, user, …), retry (max, nextAttemptAt), "
-    "queue, priority, runAt, partitionKey, notify"
+    "queue, priority, runAt, partitionKey, notify, expiresAt"
 )
 # Fields of a shown task (`show --json`, the API) that are ignored when it is submitted again.
 IGNORED: Final = frozenset({
     "attemptCount", "lastWakeupAt", "isolated", "errorCode", "errorMessage", "lastError", "result", "finishedAt",
-    "why", "effects", "blocker", "transitions", "lease", "wakeups", "audits",
+    "why", "effects", "blocker", "transitions", "lease", "wakeups", "audits", "traceparent",
 })  # fmt: skip
 
 
@@ -103,6 +97,7 @@ class NewTask:
     max_attempts: int | None = None  # None: the handler's max_attempts, or INGEST_MAX_ATTEMPTS
     context: Mapping[str, Any] = field(default_factory=dict)
     notify: str | None = None
+    expires: datetime | timedelta | float | None = None  # a time, or a duration or seconds from now
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +117,15 @@ class CheckedTask:
     batch: int | None
     run_at: datetime | None
     delay_seconds: float | None
+    expires_at: datetime | None
+    expire_seconds: float | None
 
 
-def check_task(new: NewTask) -> CheckedTask:
-    """Return the task with the defaults that this process knows, or raise Misuse."""
+def check_task(new: NewTask, *, traceparent: str | None = None) -> CheckedTask:
+    """Return the task with the defaults that this process knows, or raise Misuse.
+
+    `traceparent` is for a task that gives none, or one that is not valid; without it, the current trace is used.
+    """
     handler = handlers().get(new.type)
     if handler is None and not (isinstance(new.type, str) and NAME.fullmatch(new.type)):
         raise UnknownType(f"There is no type {str(new.type)[:100]!r}: a type has letters, digits and . _ : - only.")
@@ -150,18 +150,39 @@ def check_task(new: NewTask) -> CheckedTask:
         raise UnknownNotify(f"There is no destination {shorten(new.notify)}: OUTBOX_DESTINATIONS does not have it.")
     if not isinstance(new.context, Mapping):
         raise BadTask("The context must be an object with names and values.")
-    run_at, delay_seconds = _check_time(new.run_at)
+    context = with_trace(new.context, traceparent)
+    run_at, delay_seconds = _check_time(new.run_at, "run_at", "runAt")
+    expires_at, expire_seconds = _check_expiry(new.expires)
+    if (run_at and expires_at and expires_at <= run_at) or (expire_seconds or inf) <= (delay_seconds or 0.0):
+        raise BadTask("The task would expire before it is due.")
     return CheckedTask(
         new,
         canonical_json(new.payload),
-        canonical_json(dict(new.context), what="context") if new.context else "{}",
+        canonical_json(dict(context), what="context") if context else "{}",
         queue,
         priority,
         max_attempts,
         handler.batch if handler else None,
         run_at,
         delay_seconds,
+        expires_at,
+        expire_seconds,
     )
+
+
+def with_trace(context: Mapping[str, Any], traceparent: str | None = None) -> Mapping[str, Any]:
+    """Return the context with a valid traceparent, or with none if there is no trace to join (`tracing.py`)."""
+    is_given = TRACEPARENT in context
+    if is_given and is_traceparent(context[TRACEPARENT]):
+        # `traceparent` is a span in the current trace, so it is the closer parent.
+        if traceparent is None or context[TRACEPARENT] != current_traceparent():
+            return context
+    else:
+        traceparent = traceparent or current_traceparent()
+    if traceparent is None and not is_given:
+        return context
+    others = {name: value for name, value in context.items() if name != TRACEPARENT}
+    return others | ({TRACEPARENT: traceparent} if traceparent else {})
 
 
 def _check_key(key: str, what: str) -> None:
@@ -173,20 +194,36 @@ def _is_within(number: int, least: int, most: int) -> bool:
     return type(number) is int and least <= number <= most  # True and False are not accepted as numbers
 
 
-def _check_time(run_at: datetime | timedelta | None) -> tuple[datetime | None, float | None]:
+def _check_time(
+    given: datetime | timedelta | None, name: str, name_in_json: str
+) -> tuple[datetime | None, float | None]:
     """Return a time, or the seconds from now. A day is 24 hours, also when the clocks change."""
-    match run_at:
+    match given:
         case None:
             return None, None
-        case timedelta() if abs(run_at) <= LONGEST:
-            return None, run_at.total_seconds()
-        case datetime() if run_at.utcoffset() is None:
-            raise BadTask("`runAt` needs a time zone, as in 2030-01-01T08:00:00+00:00.")
-        case datetime() if run_at <= LATEST:
-            return run_at, None
+        case timedelta() if abs(given) <= LONGEST:
+            return None, given.total_seconds()
+        case datetime() if given.utcoffset() is None:
+            raise BadTask(f"`{name_in_json}` needs a time zone, as in 2030-01-01T08:00:00+00:00.")
+        case datetime() if given <= LATEST:
+            return given, None
         case datetime() | timedelta():
-            raise BadTask("`runAt` is more than a thousand years away.")
-    raise BadTask("run_at must be a datetime, or a timedelta from now.")
+            raise BadTask(f"`{name_in_json}` is more than a thousand years away.")
+    raise BadTask(f"{name} must be a datetime, or a timedelta from now.")
+
+
+def _check_expiry(expires: datetime | timedelta | float | None) -> tuple[datetime | None, float | None]:
+    """Return a time, or the seconds from now, which may also be given as a number."""
+    given = expires
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        try:
+            given = timedelta(seconds=given)
+        except (OverflowError, ValueError):  # infinite, or not a number
+            raise BadTask("expires must be less than a thousand years away.") from None
+    at, seconds = _check_time(given, "expires", "expiresAt")  # type: ignore[arg-type]
+    if seconds is not None and seconds <= 0:
+        raise BadTask("expires must be in the future.")
+    return at, seconds
 
 
 class _Json(BaseModel):
@@ -232,6 +269,7 @@ class TaskEnvelope(_Json):
     run_at: datetime | None = None  # wins over retry.nextAttemptAt
     partition_key: str | None = None
     notify: str | None = None
+    expires_at: datetime | None = None
     # Fields of a shown task. The ledger sets the first four itself; the others repeat what context and retry say.
     task_id: str | None = None
     status: TaskStatus = TaskStatus.QUEUED
@@ -273,4 +311,5 @@ class TaskEnvelope(_Json):
             max_attempts=retry.max,
             context={k: v for k, v in named.items() if v is not None} | (self.context.model_extra or {}),
             notify=self.notify,
+            expires=self.expires_at,
         )

@@ -119,6 +119,7 @@ def task_from_envelope(defaults: NewTask, value: Any) -> NewTask:
         max_attempts=new.max_attempts or defaults.max_attempts,
         context={**defaults.context, **new.context},
         notify=defaults.notify if new.notify is None else new.notify,
+        expires=new.expires or defaults.expires,
     )
 
 

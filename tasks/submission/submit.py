@@ -23,6 +23,7 @@ its caller rolls back and repeats the whole transaction. A lock that is not free
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -32,6 +33,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 import settings
+import tracing
 from models.driver_values import array, array_of_ids
 from models.errors import CeleriacError, LedgerBusy
 from models.prepared_statements import Prepared
@@ -44,6 +46,7 @@ from tasks.core.holders import actor
 from tasks.core.registered_types import registered_queues, registered_type_names
 from tasks.core.registry import UnknownType, handlers
 from tasks.core.task_ids import fresh_id, keyed_id
+from tasks.submission.closed_queues import are_accepted, refusal_of
 from tasks.submission.envelope import CheckedTask, NewTask, UnknownQueue, check_task
 
 CHUNK: Final = 1000
@@ -54,9 +57,11 @@ BUSY: Final = {
 
 # submit: → QUEUED. The function is in models/migrations/versions/0001_ledger.sql.
 SUBMIT: Final = Prepared("""
-    SELECT statuses, same, wakeup_ids, wakeups, unknown_type, unknown_queue FROM ledger.ingest_submit_many(
+    SELECT statuses, same, wakeup_ids, wakeups, unknown_type, unknown_queue, refusing_queue
+    FROM ledger.ingest_submit_many(
         :ids, :types, :payloads, :contexts, :queues, :priorities, :keys, :max_attempts, :run_ats, :delays, :notifies,
-        :partition_keys, :turns, :batches, :actor, :wakeup_holder, :wakeup_token, :wakeup_seconds, :wakeup_queues, true)
+        :partition_keys, :turns, :batches, :actor, :wakeup_holder, :wakeup_token, :wakeup_seconds, :wakeup_queues, true,
+        :refusable, :expires_ats, :expire_delays)
 """)
 DRAW_TURNS: Final = sql("SELECT ledger.ingest_draw_turns(:keys)")
 # undo: QUEUED → deleted, for tasks that this transaction has just submitted.
@@ -104,15 +109,18 @@ def submit(
     max_attempts: int | None = None,
     context: Mapping[str, Any] | None = None,
     notify: str | None = None,
+    expires: datetime | timedelta | float | None = None,
 ) -> Submitted:
     """Submit one task. `run_at` is a time or a duration from now; `notify` names a destination for the final status.
+
+    `expires` is a time, or a duration or seconds from now: a task that has not started by then is DISCARDED.
 
     Without queue, priority and max_attempts, those of the handler apply. A process that does not have the handler takes
     them from the ledger, where workers have registered them. With an engine, the task is committed when this returns,
     after one round trip.
     """
     context = {} if context is None else context
-    new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context, notify)
+    new = NewTask(type, payload, key, queue, priority, run_at, partition_key, max_attempts, context, notify, expires)
     return submit_many(session, [new])[0]
 
 
@@ -122,7 +130,17 @@ def submit_many(session: Db | Engine, tasks: Iterable[NewTask]) -> list[Submitte
     All tasks are checked first, and all or none are submitted: a conflict, or a type that is unknown here and in the
     ledger, deletes those that this call has inserted.
     """
-    given = [check_task(new) for new in tasks]
+    if not tracing.is_on():
+        return _submit(session, [check_task(new) for new in tasks])
+    news = list(tasks)
+    contexts: dict[str, list[Any]] = defaultdict(list)
+    for new in news:
+        contexts[str(new.type)].append(new.context)
+    with tracing.submitting(contexts) as traces:
+        return _submit(session, [check_task(new, traceparent=traces[str(new.type)]) for new in news])
+
+
+def _submit(session: Db | Engine, given: Sequence[CheckedTask]) -> list[Submitted]:
     try:
         if isinstance(session, Engine):
             with (begin_autocommit if len(given) == 1 else begin)(session) as connection:
@@ -211,6 +229,7 @@ def _insert(
     session: Db, ids: Sequence[uuid.UUID], chunk: Sequence[CheckedTask], turns: str | None, written: _Written
 ) -> list[tuple[uuid.UUID, str | None, bool]]:
     """Insert tasks. Return for each its id, its status if it existed before, and whether the payload is the same."""
+    expires = any(each.new.expires is not None for each in chunk)
     values = {
         "ids": array_of_ids(ids),
         "types": array(each.new.type for each in chunk),
@@ -227,12 +246,17 @@ def _insert(
         "turns": turns,
         "batches": array(each.batch for each in chunk),
         "actor": actor(),
+        "refusable": not are_accepted(),
+        "expires_ats": array(each.expires_at for each in chunk) if expires else None,
+        "expire_delays": array(each.expire_seconds for each in chunk) if expires else None,
         **wakeups.lease_values(session, _queues_of(chunk)),
     }
     row = SUBMIT.row(connection_of(session), values)
-    statuses, same, wakeup_ids, ours, unknown_type, unknown_queue = row
+    statuses, same, wakeup_ids, ours, unknown_type, unknown_queue, refusing_queue = row
     if unknown_type is not None or unknown_queue is not None:
         raise _unknown(session, unknown_type, unknown_queue)
+    if refusing_queue is not None:
+        raise refusal_of(connection_of(session), refusing_queue)
     written.wakeup_ids += wakeup_ids or ()
     written.wakeups += ours or ()
     if statuses is None:  # all tasks are new

@@ -21,8 +21,10 @@ from outbox.lease import Db
 from tasks.core.due_times import OPEN, TIME
 from tasks.core.holders import actor
 from tasks.core.registry import Handler, find, handlers
+from tasks.core.task import Task
 from tasks.execution.claim import claim
 from tasks.execution.run import run as run_claim
+from tasks.execution.run_async import run_async
 from tasks.submission.envelope import NewTask
 from tasks.submission.submit import submit_many
 from tasks.testing.run_result import Ran, read_ran
@@ -97,7 +99,7 @@ def _delivered(connection: Connection, ids: Sequence[uuid.UUID]) -> list[Ran]:
     handler = _recording(find(types[0]), raised)
     current = settings.current()
     how: dict[str, Any] = {
-        "handlers": {**handlers(), handler.type: replace(handler, batch=len(ids))},
+        "handlers": {**handlers(), handler.type: replace(handler, batch=len(ids), limits=None)},
         "holder": actor(),
         "lease_seconds": current.ingest_lease_seconds,
         "batch_of": attrgetter("batch"),
@@ -107,7 +109,10 @@ def _delivered(connection: Connection, ids: Sequence[uuid.UUID]) -> list[Ran]:
         claimed = claim(connection, claimed.keyed, keyed=True, **how)
     if claimed.tasks:
         claimed.begin(connection, handler, lease_seconds=current.ingest_lease_seconds)
-        run_claim(claimed)
+        if handler.is_async:
+            run_async(claimed)
+        else:
+            run_claim(claimed)
     run_ids = {task.id for task in claimed.tasks}
     return [read_ran(connection, id_, was_run=id_ in run_ids, raised=raised.get(id_)) for id_ in ids]
 
@@ -126,5 +131,13 @@ def _recording(handler: Handler, raised: dict[uuid.UUID, BaseException]) -> Hand
             raise
         return result
 
-    recording: Callable[..., Any] = function
+    async def async_function(task: Task) -> Any:
+        raised.pop(task.id, None)
+        try:
+            return await handler.function(task)
+        except BaseException as error:
+            raised[task.id] = error
+            raise
+
+    recording: Callable[..., Any] = async_function if handler.is_async else function
     return replace(handler, function=recording)

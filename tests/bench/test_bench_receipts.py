@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -151,10 +150,18 @@ def test_the_load_keeps_postgresql_busy_until_the_end(
     url = postgres.url(database=busy_postgres.DATABASE)
     with busy_postgres.busy_postgres(postgres, tmp_path):
         wait_until(lambda: rows_of(url, table) > 0, f"the load writes to {table}", seconds=20)
-    time.sleep(0.2)
-    count = rows_of(url, table)
-    time.sleep(0.2)
-    assert rows_of(url, table) == count
+    wait_until(lambda: connections_to(postgres) == 0, "the load has disconnected", seconds=20)
+
+
+def connections_to(postgres: Postgres) -> int:
+    connection = psycopg2.connect(postgres.url(database="postgres"))
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", (busy_postgres.DATABASE,))
+            (count,) = cursor.fetchone() or (0,)
+            return int(count)
+    finally:
+        connection.close()
 
 
 def rows_of(url: str, table: str) -> int:

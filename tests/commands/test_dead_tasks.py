@@ -22,6 +22,7 @@ from commands.confirmation import operator
 from models.engine import engine
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
+from outbox.dead_rows import batch_size
 from tasks import broker, ticks
 from tasks.core.registry import handlers
 from tasks.execution import claim
@@ -259,7 +260,7 @@ def test_a_rate_without_a_number_and_a_unit_is_refused(given: str) -> None:
 
 
 def test_batches_are_small_enough_for_several_per_second() -> None:
-    assert [rate.batch_size(per_second) for per_second in (None, 0.5, 10, 1000, 10**6)] == [500, 1, 2, 200, 500]
+    assert [batch_size(per_second) for per_second in (None, 0.5, 10, 1000, 10**6)] == [500, 1, 2, 200, 500]
 
 
 # retry-now

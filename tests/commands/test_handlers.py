@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.core.limits import Limits, Rate
 from tests.tasks import work
 from tests.tasks.command_line import manage
 from tests.tasks.registrations import handler_of, registered
@@ -14,7 +15,8 @@ pytestmark = pytest.mark.usefixtures("stack")
 
 
 def test_types_are_listed_with_their_settings_and_the_live_workers_that_know_them() -> None:
-    declared = handler_of("mail.send", queue="slow", max_attempts=3, batch=7, priority=8)
+    limits = Limits("mail.send", 5, Rate(100, "m"), "tenant")
+    declared = handler_of("mail.send", queue="slow", max_attempts=3, batch=7, priority=8, limits=limits)
     registered(declared, name="one:1", ingest_queues=("ingest", "slow"), consumed=("slow",))
     registered({**declared, **handler_of("mail.read")}, name="two:1", ingest_queues=("ingest", "slow"))
     gone = registered(handler_of("mail.sort"), name="three:1")
@@ -24,11 +26,11 @@ def test_types_are_listed_with_their_settings_and_the_live_workers_that_know_the
     del found["mail.send"]["seenAt"]
     assert found["mail.send"] == {
         "type": "mail.send", "queue": "slow", "maxAttempts": 3, "batch": 7, "priority": 8,
-        "workers": ["one:1", "two:1"],
+        "maxRunning": 5, "rate": "100/m", "limitBy": "tenant", "workers": ["one:1", "two:1"],
     }  # fmt: skip
     assert (found["mail.read"]["workers"], found["mail.sort"]["workers"]) == (["two:1"], [])
     lines = {line.split()[0]: line.split()[1:] for line in manage("handlers").out.splitlines() if line.strip()}
-    assert lines["mail.send"] == ["slow", "3", "7", "8", "one:1,", "two:1"]
+    assert lines["mail.send"] == ["slow", "3", "7", "8", "100/m,", "5", "running", "per", "tenant", "one:1,", "two:1"]
     assert lines["mail.sort"] == ["ingest", "10", "100", "5", "none"]
 
 

@@ -11,7 +11,22 @@ from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from models import api_tokens, chats, documents, outbox, queues, receipts, sinks, streams, task_types, tasks, ticks
+from models import (
+    api_tokens,
+    chats,
+    documents,
+    limits,
+    outbox,
+    queues,
+    receipts,
+    schedules,
+    sinks,
+    streams,
+    tally,
+    task_types,
+    tasks,
+    ticks,
+)
 from models.engine import make_engine
 from models.sql import sql
 from models.status import EventStatus, TaskStatus
@@ -27,7 +42,13 @@ TICK = "INSERT INTO ledger.tick (name{0}) VALUES ('t'{1})"
 SHARD = "INSERT INTO ledger.shard_lease (stream{0}) VALUES ('s'{1})"
 TOKEN = "INSERT INTO ledger.api_token (name{0}) VALUES ('n'{1})"
 CHAT = "INSERT INTO ledger.chat (first_user_id{0}) VALUES ('b'{1})"
-LIMIT = "INSERT INTO ledger.queue_limit (queue{0}) VALUES ('q'{1})"
+PERIOD = (
+    "INSERT INTO ledger.tally_period (subject, queue, type, result, count, run_seconds, wait_seconds{0})"
+    " VALUES ('task', 'q', 't', 'dead', 1, 0, 0{1})"
+)
+SCHEDULE = "INSERT INTO ledger.schedule (name, type, rule, timezone{0}) VALUES ('n', 't', '* * * * *', 'UTC'{1})"
+SCALE = "INSERT INTO ledger.queue_scale (queue{0}) VALUES ('q'{1})"
+ALERT = "INSERT INTO ledger.queue_alert (queue{0}) VALUES ('q'{1})"
 TYPE = "INSERT INTO ledger.task_type (type, queue{0}) VALUES ('t', 'q'{1})"
 QUEUE = "INSERT INTO ledger.task_queue (queue{0}) VALUES ('q'{1})"
 CHECKPOINT = "INSERT INTO ledger.checkpoint (stream{0}) VALUES ('s'{1})"
@@ -61,6 +82,9 @@ INCONSISTENT = [
     ("priority", TASK, {"priority": "10"}),
     ("attempt_count", TASK, {"attempt_count": "-1"}),
     ("max_attempts", TASK, {"max_attempts": "0"}),
+    ("limited_waits", TASK, {"limited_at": "now()"}),
+    ("limited_waits", TASK, {"limited_at": "now()", "limit_key": "'a'", "status": "'RUNNING'", "lease_token": UUID}),
+    ("expires_before_start", TASK, {"expires_at": "now()", "status": "'RUNNING'", "lease_token": UUID}),
     ("partition_key", TASK, {"partition_key": "'k'"}),
     ("partition_key", TASK, {"key_seq": "1"}),
     ("error_together", TASK, {"last_error": "'Traceback'"}),
@@ -101,7 +125,16 @@ INCONSISTENT = [
     ("lease", SHARD, {"shard": "0", "lease_token": UUID, "lease_until": "now()"}),
     ("shard", SHARD, {"shard": "-1"}),
     ("shard", CHECKPOINT, {"shard": "-1"}),
-    ("max_running", LIMIT, {"max_running": "-1"}),
+    ("span", PERIOD, {"span": "'week'", "start": "now()"}),
+    ("ever", PERIOD, {"span": "'ever'", "start": "now()"}),
+    ("catch_up", SCHEDULE, {"catch_up": "'twice'"}),
+    ("moves_forward", SCHEDULE, {"catch_up": "'once'", "next_at": "now()", "last_at": "now()"}),
+    ("paused_by_an_operator", SCHEDULE, {"catch_up": "'once'", "paused": "true"}),
+    ("paused_by_an_operator", SCHEDULE, {"catch_up": "'once'", "paused": "true", "paused_at": "now()"}),
+    ("paused_by_an_operator", SCHEDULE, {"catch_up": "'once'", "paused_by": "'ann'", "paused_at": "now()"}),
+    ("processes", SCALE, {"processes": "0"}),
+    ("processes", SCALE, {"processes": "129"}),
+    ("processes", ALERT, {"processes": "0"}),
     ("max_attempts", TYPE, {"max_attempts": "0", "batch": "1", "priority": "5"}),
     ("batch", TYPE, {"max_attempts": "1", "batch": "0", "priority": "5"}),
     ("priority", TYPE, {"max_attempts": "1", "batch": "1", "priority": "10"}),
@@ -136,7 +169,11 @@ CONSISTENT = [
     (RECEIPT, {"level": "'rejected'", "promised_by": "now()", "code": "'c'", "reason": "'r'", "entry": "'{}'"}),
     (SWITCH, {"name": "'two_phase'"}),
     (LEASE, {"priority": "5"}),
-    (LIMIT, {"max_running": "0"}),
+    (PERIOD, {"span": "'ever'", "start": "'-infinity'"}),
+    (SCHEDULE, {"catch_up": "'once'", "last_at": "now()"}),
+    (SCHEDULE, {"catch_up": "'all'", "paused": "true", "paused_by": "'ann'", "paused_at": "now()"}),
+    (SCALE, {"processes": "1"}),
+    (ALERT, {"processes": "128"}),
     (TYPE, {"max_attempts": "1", "batch": "1", "priority": "0"}),
     (QUEUE, {"max_attempts": "1"}),
     (CHECKPOINT, {}),
@@ -292,11 +329,22 @@ def test_every_table_can_be_written_and_read_through_its_model(connection: Conne
         streams.Checkpoint(stream="s"),
         streams.ShardLease(stream="s", shard=0),
         ticks.Tick(name="relay"),
+        limits.TaskLimit(type="t", limit_key="", tokens=1.0, refilled_at=now),
+        schedules.Schedule(name="n", type="n", rule="* * * * *", timezone="UTC", catch_up=schedules.CatchUp.ONCE),
         queues.QueuePause(queue="q"),
-        queues.QueueLimit(queue="q", max_running=1),
+        queues.QueueScale(queue="q", processes=1),
+        queues.QueueAlert(queue="q"),
         task_types.TaskType(type="t", queue="q", max_attempts=3, batch=1, priority=5),
         task_types.TaskQueue(queue="q", max_attempts=10),
         task_types.TaskWorker(worker="w", queues=["q"], types=["t"]),
+        tally.TaskTally(
+            **{"minute": now, "subject": "task", "queue": "q", "type": "t", "result": "dead", "count": 1},
+            **{"run_seconds": 0.0, "run": [1], "wait_seconds": 0.0, "wait": []},
+        ),
+        tally.TallyPeriod(
+            **{"span": "day", "start": now, "subject": "task", "queue": "q", "type": "t", "result": "dead"},
+            **{"count": 1, "run_seconds": 0.0, "run": [1], "wait_seconds": 0.0, "wait": []},
+        ),
         api_tokens.ApiToken(name="n", token_sha256=bytes(32), scopes=["tasks:write"]),
     ]
     assert {type(row).__tablename__ for row in rows} | {"ledger_clock"} == {

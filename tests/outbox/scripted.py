@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import metrics
+from models.engine import engine
 from outbox.destinations import Destination
 from outbox.lease import ClaimedEvent
 from outbox.publishers.contract import Result, Sent
 from outbox.relay import Relay
+from tally.counts import counts
+from tally.subjects import Subject
+from tally.totals import read_totals
 
 
 @dataclass
@@ -46,7 +49,7 @@ def scripted(relay: Relay, name: str, answer: Callable[[ClaimedEvent], Result], 
 
 
 def audit_counts() -> Counter[str]:
-    """Return the metric `outbox_flush_total`, by code."""
-    (family,) = metrics.OUTBOX_FLUSH_TOTAL.collect()
-    samples = [sample for sample in family.samples if sample.name.endswith("_total")]
-    return Counter({sample.labels["code"]: int(sample.value) for sample in samples})
+    """Return how many audits the tally has, by code."""
+    counts.append()
+    with engine().connect() as connection:
+        return Counter({each.result: each.count for each in read_totals(connection) if each.subject is Subject.FLUSH})

@@ -26,7 +26,7 @@ from settings import ROOT
 from tests.outbox.ledger import WAKEUP, arrived, audits, insert, move, rows, stored_ids, woken
 from tests.outbox.publishers.case import stopped
 from tests.outbox.scripted import Clock, audit_counts, scripted
-from tests.servers import ServersOfTests
+from tests.servers import ServersOfTests, wait_until
 
 
 def test_due_wakeups_arrive_in_messages_of_at_most_a_batch_and_become_sent(relay: Relay, stack: ServersOfTests) -> None:
@@ -73,6 +73,16 @@ def test_events_of_an_unknown_destination_die_at_once_and_do_not_delay_others(
     assert audits() == {"outbox_flush_dead": 2, "outbox_flush_success": 1}
 
 
+def test_a_relay_for_one_destination_leaves_all_other_events_alone(stack: ServersOfTests) -> None:
+    insert("nowhere")
+    insert(WAKEUP)
+    only = Relay.of(settings.current(), only=WAKEUP)
+    ticked = only.tick()
+    only.close()
+    assert (ticked.sent, ticked.dead) == (1, 0)
+    assert rows("status, destination") == [("NEW", "nowhere"), ("SENT", WAKEUP)]
+
+
 @pytest.mark.parametrize("column", ["payload", "headers"])
 @pytest.mark.parametrize("dedup", [False, True])
 def test_an_event_that_cannot_be_decoded_dies_and_is_never_sent_as_text(
@@ -111,6 +121,21 @@ def test_a_failed_event_is_retried_after_doubling_waits_and_dies_after_the_last_
     assert relay.tick().dead == 1
     assert rows("status, attempt_count, next_retry_at, last_error") == [("DEAD", 10, None, "answered 500")]
     assert audits() == {"outbox_flush_retry": 9, "outbox_flush_dead": 1}
+
+
+def test_the_wait_of_an_event_that_fails_again_and_again_is_capped(
+    relay: Relay, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTBOX_RETRY_MAX_BACKOFF_MS", "5000")
+    settings.current.cache_clear()
+    relay.settings = settings.current()
+    scripted(relay, "hook", lambda _event: Failed("answered 500"))
+    insert("hook")
+    for wait in (1, 2, 4, 5, 5):
+        assert relay.tick().failed == 1
+        ((seconds,),) = rows("round(extract(epoch FROM next_retry_at - ledger.ledger_now()))")
+        assert int(seconds) == wait
+        move(stack, wait + 1)
 
 
 def test_events_that_failed_together_are_not_retried_together(
@@ -311,12 +336,18 @@ def test_a_killed_relay_loses_no_event(place: str, copies: set[int], relay: Rela
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL
+    wait_until(lambda: _unlocked_events() == 30, "PostgreSQL has rolled back what the killed relay had begun")
     assert {status for status, _ in rows()} == {"NEW"}
     assert relay.tick().sent == 0  # the leases of the killed relay have not expired yet
     move(stack, relay.settings.outbox_lease_seconds + 1)
     assert relay.tick().sent == 30
     assert arrived(stack).keys() == stored_ids()
     assert set(arrived(stack).values()) == copies  # twice only if it died after the publish
+
+
+def _unlocked_events() -> int:
+    with engine().begin() as connection:
+        return len(connection.execute(sql("SELECT FROM ledger.outbox_event FOR UPDATE SKIP LOCKED")).all())
 
 
 def test_a_database_timeout_is_counted_at_once_and_audited_when_the_database_answers_again(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import redis
@@ -13,8 +15,8 @@ import settings
 from models.engine import engine
 from models.receipts import Level
 from models.sql import sql
-from receipts import deliver, kinds, save
-from receipts.needed_consumers import stream_keys
+from receipts import deliver, kinds, log_client, save, shard_consumers
+from receipts.kinds import stream_keys
 from receipts.receipt import Receipt
 from receipts.streams.consume import ShardRun, consume_together
 from receipts.streams.consumers import Shard
@@ -33,18 +35,21 @@ EFFECTS = {
 }
 
 
-def save_all(*, refresh: Callable[[], object] | None = None) -> None:
+def save_all() -> None:
     """Save everything that waits, in every shard."""
-    for number in range(settings.current().receipt_shards):
-        shards = save.shards_of(number)
-        assert consume_together(shards, SECONDS, until_idle=True, every_second=refresh or save.Refresh()), "not free"
+    _consume_all(save.shards_of)
 
 
 def deliver_all() -> None:
     """Deliver everything that waits, in every shard."""
-    for number in range(settings.current().receipt_shards):
-        shards = [deliver.shard_of(number)]
-        assert consume_together(shards, SECONDS, until_idle=True, every_second=save.Refresh()), "not free"
+    _consume_all(lambda number: [deliver.shard_of(number)])
+
+
+def _consume_all(shards_of: Callable[[int], Sequence[Shard]]) -> None:
+    with closing(log_client.connect()) as client:
+        copy = partial(shard_consumers.copy_switches, client)
+        for number in range(settings.current().receipt_shards):
+            assert consume_together(shards_of(number), SECONDS, until_idle=True, every_second=copy), "not free"
 
 
 def killed(work: Callable[[], None], failpoints: str) -> None:
@@ -54,7 +59,7 @@ def killed(work: Callable[[], None], failpoints: str) -> None:
     assert os.WIFSIGNALED(status), f"it did not pass {failpoints}"
 
 
-def time_passes(servers: ServersOfTests, client: Any, seconds: float = save.LEASE_SECONDS + 1) -> None:
+def time_passes(servers: ServersOfTests, client: Any, seconds: float = shard_consumers.LEASE_SECONDS + 1) -> None:
     """Let time pass for the leases of the ledger, and for the idle time of entries that were read."""
     move(servers, seconds)
     for key, group in groups(client):

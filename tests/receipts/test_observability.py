@@ -49,12 +49,10 @@ def test_every_receipt_is_counted_and_the_streams_are_shown(
         receiving.chat(ChatMessage("ann", "bob", str(number), "hello"))
     receiving.chat(ChatMessage("ann", "bob", "0", "hello"))  # a repetition is not counted
     receiving.task(NewTask("no.such.type"))
-    shown = stream_metrics.exposition().decode()
-    assert f'ingest_stream_length{{stream="{STREAM}"}} 3.0' in shown
+    assert stream_metrics.read_streams()[0][0] == ((STREAM,), 3)
     assert save_any_shard(10, until_idle=True)
-    shown = stream_metrics.exposition().decode()
-    assert f'ingest_stream_length{{stream="{STREAM}"}} 0.0' in shown
-    assert f'ingest_stream_pending{{group="save",stream="{STREAM}"}} 0.0' in shown
+    lengths, pending = map(dict, stream_metrics.read_streams())
+    assert (lengths[STREAM,], pending[STREAM, "save"]) == (0, 0)
     counted = {name: now - before[name] for name, now in measured().items()}
     assert counted == {
         "accepted": 4,

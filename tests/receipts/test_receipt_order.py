@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 import settings
-from receipts import save
+from receipts import shard_consumers
 from receipts.receipt import Receipt
 from tests.outbox.ledger import move
 from tests.receipts.accepting import deliver_before_saved
@@ -70,7 +70,7 @@ class Disturbed:
             self.suspended.append(pid)
         self.faults += os.WIFSTOPPED(status) or os.WIFSIGNALED(status)
         if self.chance.random() < EARLY:  # the lease has expired, and Redis does not hand over the entries yet
-            move(self.servers, save.LEASE_SECONDS + 1)
+            move(self.servers, shard_consumers.LEASE_SECONDS + 1)
         else:
             time_passes(self.servers, self.receiving.client)
 
@@ -141,7 +141,7 @@ def test_a_saver_that_hangs_in_its_transaction_is_replaced(
     receiving: Receiving, ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds a lock on the shard, for which its successor would wait as long as it hangs."""
-    monkeypatch.setattr(save, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(shard_consumers, "LEASE_SECONDS", 0.5)
     receipts = [receiving.chat(numbered("ann", n)) for n in range(3)]
     pid = start_child(save_all, failpoints="checkpoint.before_commit_of_row=pause")
     _, status = os.waitpid(pid, os.WUNTRACED)

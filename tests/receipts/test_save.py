@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import settings
-from models.engine import engine
+from models.engine import engine, sessions
 from models.receipts import Level
 from receipts import rows
 from receipts.chat_messages import ChatMessage
@@ -14,6 +14,7 @@ from receipts.receipt import milliseconds
 from receipts.save import save_any_shard
 from receipts.signing import verify_payload
 from tasks.submission.envelope import NewTask
+from tasks.submission.submit import submit
 from tests.receipts.receiving import Receiving
 from tests.tasks.deliveries import scalar
 
@@ -39,6 +40,23 @@ def test_a_task_is_accepted_and_then_saved(receiving: Receiving) -> None:
     assert save_any_shard(10, until_idle=True)
     assert scalar("SELECT count(*) FROM ledger.ingest_task WHERE id = :id", id=receipt.id) == 1
     assert receiving.is_empty()
+
+
+def test_a_task_that_was_submitted_without_a_receipt_is_a_duplicate_for_those_who_ask_for_one(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = NewTask("demo.flaky", {"n": 1}, key="one")
+    with sessions().begin() as session:
+        task = submit(session, new.type, new.payload, key=new.key)
+    monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "false")
+    settings.current.cache_clear()
+    receipts = [receiving.task(new), receiving.task(new), receiving.task(NewTask("demo.flaky", {"n": 2}, key="two"))]
+    assert [(receipt.level, receipt.duplicate) for receipt in receipts] == [
+        (Level.SAVED, True),
+        (Level.SAVED, True),
+        (Level.SAVED, False),
+    ]
+    assert receipts[0].id == task.task_id
 
 
 def test_a_chat_entry_has_exactly_the_fields_of_the_specification(

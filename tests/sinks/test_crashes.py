@@ -77,6 +77,26 @@ def test_a_handler_with_a_keyed_and_a_two_phase_sink_has_one_effect_in_each_wher
 
 
 @pytest.mark.guarantee
+def test_an_async_handler_has_one_effect_in_each_sink_and_in_the_ledger_wherever_its_worker_dies(
+    two_sinks: Engine,
+) -> None:
+    async def write(task: Task) -> Finish:
+        for number, sink in enumerate(("keyed", "first")):
+            await task.sink(sink).run(insert, task.id, number)
+        note = await task.step("note", lambda: "noted")
+        return Finish(lambda db: db.execute(INTO_SINK, {"task_id": task.id, "note": note}))
+
+    def count(task_id: uuid.UUID) -> int:
+        found = {counting_in(two_sinks, 2)(task_id), in_ledger(task_id)}
+        return max(found - {1}, default=1)
+
+    with handled(TYPE, write):
+        report = crash_test(TYPE, effects=count)
+    report.assert_once()
+    assert set(windows_of(report)) > set(KeyedPlace.windows + TwoPhasePlace.windows)
+
+
+@pytest.mark.guarantee
 def test_two_databases_that_commit_together_do_so_wherever_the_worker_dies_between_them(two_sinks: Engine) -> None:
     with handled(TYPE, writing_to("first", "second"), transactional=False):
         report = crash_test(TYPE, effects=counting_in(two_sinks, 2))

@@ -15,11 +15,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
-import metrics
 import settings
 from models.engine import engine, sessions
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
+from tally.counts import counts
+from tally.fold import fold
+from tally.subjects import Subject
+from tally.totals import Total, read_totals
 from tasks import NewTask, submit_many
 from tasks.core import registry
 from tasks.core.outcomes import Verdict
@@ -185,21 +188,23 @@ def take_away(task_id: uuid.UUID) -> uuid.UUID:
 
 
 def counted() -> Counter[str]:
-    """Return the values of `ingest_task_process_total` by result."""
-    return _samples(metrics.INGEST_TASK_PROCESS_TOTAL, "_total")
+    """Return how many deliveries the tally has, by result."""
+    return Counter({result: sum(total.count for total in totals) for result, totals in _by_result().items()})
 
 
 def timed() -> Counter[str]:
-    """Return the number of observations of `ingest_task_process_seconds` by result."""
-    return _samples(metrics.INGEST_TASK_PROCESS_SECONDS, "_bucket", le="+Inf")
+    """Return of how many deliveries the tally knows the seconds in the handler, by result."""
+    return Counter({result: sum(sum(total.run) for total in totals) for result, totals in _by_result().items()})
 
 
-def _samples(metric: Any, suffix: str, **labels: str) -> Counter[str]:
-    (family,) = metric.collect()
-    found = Counter[str]()
-    for sample in family.samples:
-        if sample.name.endswith(suffix) and labels.items() <= sample.labels.items():
-            found[sample.labels["result"]] = int(sample.value)
+def _by_result() -> dict[str, list[Total]]:
+    counts.append()
+    fold(engine(), budget_seconds=60)
+    found: dict[str, list[Total]] = {}
+    with engine().connect() as connection:
+        for total in read_totals(connection):
+            if total.subject is Subject.TASK:
+                found.setdefault(total.result, []).append(total)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Handlers for workers of every pool: they hang, wait, or never let another thread run."""
+"""Handlers for workers of every pool: they hang, wait, have limits, or never let another thread run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from sqlalchemy.orm import Session
 
 from models.engine import engine
 from models.errors import LeaseLost
+from models.sql import sql
 from tasks import Task, handler
 
 CREATE: Final[TextClause] = text("CREATE TABLE public.pool_effect (task_id uuid NOT NULL)")
+RUNNING: Final[TextClause] = sql("""
+    SELECT count(*) FROM ledger.ingest_task WHERE type = :type AND payload ->> 'tenant' = :tenant AND status = 'RUNNING'
+""")
 INSERT: Final[TextClause] = text("INSERT INTO public.pool_effect (task_id) VALUES (:task_id)")
 
 
@@ -59,6 +63,22 @@ def hang_for_long(_task: Task) -> None:
 def hold_the_gil(_task: Task, _db: Session) -> None:
     """Run in C for ever, without a look at signals or other threads."""
     deque(itertools.repeat(None), maxlen=0)
+
+
+@handler("pool.limited", transactional=False, max_running=2, limit_by="tenant")
+def limited(task: Task) -> None:
+    """Wait until another task of the same tenant runs, if the payload says so."""
+    values = {"type": task.type, "tenant": task.payload["tenant"]}
+    while task.payload["meets"]:
+        with engine().connect() as connection:
+            if connection.execute(RUNNING, values).scalar_one() > 1:
+                break
+        time.sleep(0.01)
+
+
+@handler("pool.rated", transactional=False, rate="1/d")
+def rated(_task: Task) -> None:
+    """One task starts; the others wait until tomorrow."""
 
 
 def _wait(task: Task) -> None:

@@ -17,11 +17,16 @@ from tasks.operations import task_details
 
 
 def registered(
-    handlers: Mapping[str, Handler], *, name: str = "another:1-worker", consumed: Any = ("ingest",), **variables: Any
+    handlers: Mapping[str, Handler],
+    *,
+    name: str = "another:1-worker",
+    consumed: Any = ("ingest",),
+    topic: str | None = None,
+    **variables: Any,
 ) -> Registration:
     """Register a worker with these handlers. `variables` are its settings, where they differ from ours."""
     current = settings.current().model_copy(update=variables)
-    made = Registration(engine(), current, handlers, consumed=consumed)
+    made = Registration(engine(), current, handlers, consumed=consumed, topic=topic)
     made.worker = made._values["worker"] = name
     made.tick()
     return made

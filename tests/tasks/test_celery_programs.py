@@ -118,7 +118,7 @@ def test_beat_sends_expiring_ticks_to_the_system_queue_and_leaves_no_file(
 ) -> None:
     beat = beats[name]
     message = _first_message("system", beat)
-    assert message.headers["task"] in {"tasks.beat_seen", "outbox.relay"}
+    assert message.headers["task"] in {"tasks.beat_seen", "outbox.relay", "tasks.schedules"}
     assert datetime.fromisoformat(message.headers["expires"]).tzinfo
     beat.stop()
     assert beat.popen.returncode == 0

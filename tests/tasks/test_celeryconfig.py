@@ -46,3 +46,14 @@ def test_ticks_have_a_queue_of_their_own_and_a_worker_does_not_consume_dead_lett
 def test_a_tick_expires_before_the_next_one_is_sent(config: dict[str, Any]) -> None:
     for entry in config["beat_schedule"].values():
         assert 0 < entry["options"]["expires"] <= entry["schedule"]
+
+
+def test_beat_sends_the_ticks_at_the_intervals_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule() -> dict[str, float]:
+        entries: dict[str, Any] = celery_settings(BROKERS["redis"])["beat_schedule"]
+        return {name: entries[name]["schedule"] for name in ("relay", "reclaim")}
+
+    assert schedule() == {"relay": 1.0, "reclaim": 5.0}
+    monkeypatch.setenv("OUTBOX_PUBLISH_INTERVAL_MS", "250")
+    monkeypatch.setenv("INGEST_RECLAIM_INTERVAL_MS", "7500")
+    assert schedule() == {"relay": 0.25, "reclaim": 7.5}

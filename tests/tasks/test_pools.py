@@ -1,4 +1,4 @@
-"""Workers of every pool keep the handlers' limits, and a worker that stops charges no task."""
+"""Workers of every pool keep the limits of handlers, and a worker that stops charges no task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ def servers() -> Iterator[settings.Settings]:
 
 def empty() -> None:
     with engine().begin() as connection:
-        tables = ("ingest_task", "ingest_task_transition", "task_lease", "task_audit", "outbox_event", "tick")
+        tables = (
+            "ingest_task",
+            "ingest_task_transition",
+            "task_lease",
+            "task_audit",
+            "outbox_event",
+            "tick",
+            "task_limit",
+        )
         connection.execute(sql(f"TRUNCATE public.pool_effect, {', '.join(f'ledger.{name}' for name in tables)}"))
 
 
@@ -180,6 +188,34 @@ def test_a_thread_that_exceeds_its_hard_limit_ends_its_worker_and_harms_no_other
         ("pool.outside", "QUEUED", 0, None),
     ]
     assert rows("error_message", "type = 'pool.hangs'") == [(HARD_LIMIT,)]
+
+
+# How many tasks of each tenant ran at once, at most: a task runs from its claim to its settling.
+MOST_AT_ONCE = sql("""
+    SELECT tenant, max(number) FROM (
+        SELECT payload ->> 'tenant' AS tenant, sum(CASE to_status WHEN 'RUNNING' THEN 1 ELSE -1 END) OVER (
+            PARTITION BY payload ->> 'tenant' ORDER BY happened.created_at, happened.id) AS number
+        FROM ledger.ingest_task_transition happened JOIN ledger.ingest_task task ON task.id = task_id
+        WHERE type = 'pool.limited' AND from_status IS NOT NULL) AS step
+    GROUP BY tenant ORDER BY tenant
+""")
+
+
+@pytest.mark.guarantee
+def test_two_workers_with_other_pools_together_keep_the_limits_of_a_type(start: Any) -> None:
+    """Each tenant begins with two tasks that wait for each other, so both places are used."""
+    limited = [NewTask("pool.limited", {"tenant": name, "meets": n < 2}) for n in range(15) for name in ("a", "b")]
+    with sessions()() as session:
+        submit_many(session, [*limited, *(NewTask("pool.rated") for _ in range(5))])
+        session.commit()
+    start("prefork", 3)
+    start("threads", 3)
+    wait_until(lambda: len(rows(where="status = 'SUCCEEDED'")) == 31, "all run that may", seconds=40)
+    wait_until(lambda: len(rows(where="limited_at IS NOT NULL")) == 4, "the others wait", seconds=20)
+    assert rows("type, status", "status <> 'SUCCEEDED'") == [("pool.rated", "QUEUED")] * 4
+    assert set(rows("attempt_count")) == {(0,)}
+    with engine().begin() as connection:
+        assert connection.execute(MOST_AT_ONCE).all() == [("a", 2), ("b", 2)]
 
 
 @pytest.mark.usefixtures("fifty_threads")

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from celery import Celery
 
+import settings
+from models.engine import engine
+from tasks.operations.scale import set_scale
 from tests.nodes import rabbitmq
 from tests.nodes.containers import RedisNode
 from tests.nodes.shared import SharedNodes
@@ -45,6 +49,18 @@ def test_a_worker_consumes_again_after_its_broker_was_restarted(celery_setup: An
     celery_setup.broker.restart()
     send_and_await_beat(celery_setup.app, seconds=30)
     assert (process.pid, process.status) == (pid, "running")
+
+
+def test_a_larger_pool_gets_more_messages_at_once_on_every_broker(celery_setup: Any, held: Held) -> None:
+    """RabbitMQ's quorum queues give a consumer no more messages than when it was registered."""
+    set_scale(engine(), settings.current(), "ingest", 3, actor="a test")
+    held.put(celery_setup.app, messages=3)
+    held.started(3)
+    set_scale(engine(), settings.current(), "ingest", None, actor="a test")
+    held.finish(messages=3)
+    assert len(set(held.finished_by)) == 3
+    process = celery_setup.worker.container.process
+    wait_until(lambda: len(psutil.Process(process.pid).children()) == 2, "the pool has its own size again")
 
 
 def test_a_killed_worker_loses_no_message_and_its_metrics_folder_is_removed_later(

@@ -40,7 +40,7 @@ def counted(worker: WorkerNode) -> float:
         sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name == "tick_total" and sample.labels == {"tick": "beat", "result": "ok"}
+        if sample.name == "celeriac_ticks_total" and sample.labels == {"tick": "beat", "result": "ok"}
     )
 
 

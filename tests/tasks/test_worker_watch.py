@@ -110,7 +110,7 @@ def test_the_ticks_run_although_the_children_cannot_be_read(
         record_tick(connection, BEAT, holder="beat")
     move(ledger, 21)
     watch.check()
-    assert sorted(ran) == ["prune", "reclaim", "relay"]
+    assert sorted(ran) == sorted(ticks.TICKS)
 
 
 def ended_pid(before: Callable[[], None] = lambda: None) -> int:
@@ -128,7 +128,12 @@ def test_lost_wakeups_are_repaired_although_reclaim_fails_and_check_reports_the_
 ) -> None:
     repaired: list[str] = []
     monkeypatch.setattr(ticks, "reclaim_leases", raising(OnPurpose("no")))
-    monkeypatch.setattr("tasks.recovery.lost_wakeups.repair", lambda *_, **__: repaired.append("wakeups"))
+
+    def repair(*_: object, **__: object) -> int:
+        repaired.append("wakeups")
+        return 0
+
+    monkeypatch.setattr("tasks.recovery.lost_wakeups.repair", repair)
     with pytest.raises(OnPurpose):
         ticks.run("reclaim")
     assert repaired == ["wakeups"]
@@ -160,9 +165,9 @@ def test_a_worker_runs_the_ticks_while_beat_is_silent(ledger: ServersOfTests, mo
     move(ledger, 21)
     watch._check_beat_at = 0.0
     watch.check()
-    assert sorted(ran) == ["prune", "reclaim", "relay"]
+    assert sorted(ran) == sorted(ticks.TICKS)
     with engine().begin() as connection:
         record_tick(connection, BEAT, holder="beat")
     watch.check()
     watch.check()
-    assert len(ran) == 3
+    assert len(ran) == len(ticks.TICKS)

@@ -51,6 +51,9 @@ CREATE TABLE ledger.ingest_task (
     last_wakeup_at timestamptz,
     lease_token uuid,
     isolated boolean NOT NULL DEFAULT false,
+    limit_key text COLLATE "C",
+    limited_at timestamptz,
+    expires_at timestamptz,
     last_error text,
     error_message text,
     error_code text,
@@ -73,17 +76,30 @@ CREATE TABLE ledger.ingest_task (
     CONSTRAINT ck_ingest_task_priority CHECK (priority BETWEEN 0 AND 9),
     CONSTRAINT ck_ingest_task_attempt_count CHECK (attempt_count >= 0),
     CONSTRAINT ck_ingest_task_max_attempts CHECK (max_attempts >= 1),
+    CONSTRAINT ck_ingest_task_limited_waits CHECK (
+        limited_at IS NULL OR (limit_key IS NOT NULL AND status IN ('QUEUED', 'RETRYING', 'DISCARDED'))),
+    CONSTRAINT ck_ingest_task_expires_before_start CHECK (expires_at IS NULL OR status IN ('QUEUED', 'DISCARDED')),
     CONSTRAINT ck_ingest_task_partition_key CHECK ((partition_key IS NULL) = (key_seq IS NULL)),
     CONSTRAINT ck_ingest_task_error_together CHECK ((last_error IS NULL) = (error_message IS NULL)),
     CONSTRAINT ck_ingest_task_last_error CHECK (length(last_error) <= 4000),
     CONSTRAINT ck_ingest_task_error_message CHECK (length(error_message) <= 500)
 ) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ix_ingest_task_due ON ledger.ingest_task (queue, type,
-    (CASE WHEN partition_key IS NULL THEN coalesce(next_retry_at, '-infinity') ELSE 'infinity' END), id)
+    (CASE WHEN partition_key IS NULL AND limited_at IS NULL THEN coalesce(next_retry_at, '-infinity') ELSE 'infinity' END),
+    id)
     WHERE status IN ('QUEUED', 'RETRYING');
 CREATE INDEX ix_ingest_task_key ON ledger.ingest_task (partition_key, key_seq)
     WHERE partition_key IS NOT NULL AND status NOT IN ('SUCCEEDED', 'DISCARDED');
+CREATE INDEX ix_ingest_task_limited ON ledger.ingest_task (type, limit_key, priority DESC, limited_at, id)
+    WHERE limited_at IS NOT NULL AND status IN ('QUEUED', 'RETRYING');
+CREATE INDEX ix_ingest_task_expires ON ledger.ingest_task (expires_at) WHERE expires_at IS NOT NULL AND status = 'QUEUED';
+CREATE INDEX ix_ingest_task_running ON ledger.ingest_task (type, limit_key)
+    WHERE limit_key IS NOT NULL AND status = 'RUNNING';
 CREATE INDEX ix_ingest_task_dead ON ledger.ingest_task (finished_at, id) WHERE status = 'DEAD';
+CREATE INDEX ix_ingest_task_open ON ledger.ingest_task (updated_at) WHERE status IN ('QUEUED', 'RETRYING');
+CREATE INDEX ix_ingest_task_principal ON ledger.ingest_task
+    ((context ->> 'principal'), coalesce(finished_at, updated_at), id)
+    WHERE context ->> 'principal' IS NOT NULL AND status <> 'RUNNING';
 CREATE INDEX ix_ingest_task_done ON ledger.ingest_task (finished_at) WHERE status IN ('SUCCEEDED', 'DISCARDED');
 
 CREATE TABLE ledger.ingest_task_transition (
@@ -161,7 +177,7 @@ CREATE TABLE ledger.task_step (
     CONSTRAINT pk_task_step PRIMARY KEY (task_id, name)
 );
 
--- What workers register when they start: their handlers, their queues, and themselves with a sign of life.
+-- What workers register when they start: their handlers, their queues, themselves with a sign of life, and schedules.
 
 CREATE TABLE ledger.task_type (
     type text NOT NULL,
@@ -169,12 +185,23 @@ CREATE TABLE ledger.task_type (
     max_attempts integer NOT NULL,
     batch integer NOT NULL,
     priority smallint NOT NULL,
+    max_running integer,
+    rate text,
+    limit_by text,
     seen_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     CONSTRAINT pk_task_type PRIMARY KEY (type),
     CONSTRAINT ck_task_type_max_attempts CHECK (max_attempts >= 1),
     CONSTRAINT ck_task_type_batch CHECK (batch >= 1),
     CONSTRAINT ck_task_type_priority CHECK (priority BETWEEN 0 AND 9)
 );
+
+CREATE TABLE ledger.task_limit (
+    type text NOT NULL,
+    limit_key text COLLATE "C" NOT NULL,
+    tokens double precision NOT NULL,
+    refilled_at timestamptz NOT NULL,
+    CONSTRAINT pk_task_limit PRIMARY KEY (type, limit_key)
+) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
 CREATE TABLE ledger.task_queue (
     queue text NOT NULL,
@@ -188,10 +215,34 @@ CREATE TABLE ledger.task_worker (
     worker text NOT NULL,
     queues text[] NOT NULL,
     types text[] NOT NULL,
+    processes integer,
+    topic text,
     started_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     seen_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     CONSTRAINT pk_task_worker PRIMARY KEY (worker)
 );
+
+CREATE TABLE ledger.schedule (
+    name text NOT NULL,
+    type text NOT NULL,
+    rule text NOT NULL,
+    timezone text NOT NULL,
+    catch_up text NOT NULL,
+    payload jsonb NOT NULL DEFAULT '{}',
+    next_at timestamptz,
+    last_at timestamptz,
+    paused boolean NOT NULL DEFAULT false,
+    paused_by text,
+    paused_reason text,
+    paused_at timestamptz,
+    error text,
+    declared_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_schedule PRIMARY KEY (name),
+    CONSTRAINT ck_schedule_catch_up CHECK (catch_up IN ('once', 'all', 'none')),
+    CONSTRAINT ck_schedule_moves_forward CHECK (next_at > last_at),
+    CONSTRAINT ck_schedule_paused_by_an_operator CHECK (paused = (paused_at IS NOT NULL) AND paused = (paused_by IS NOT NULL))
+);
+CREATE INDEX ix_schedule_due ON ledger.schedule (next_at) WHERE NOT paused;
 
 -- The outbox.
 
@@ -498,19 +549,74 @@ CREATE TABLE ledger.tick (
     CONSTRAINT ck_tick_lease CHECK ((lease_token IS NULL) = (lease_until IS NULL) AND (lease_token IS NULL OR holder IS NOT NULL))
 );
 
+-- The tally: what became of tasks and events. Rows of task_tally are folded into tally_period every few seconds.
+
+CREATE TABLE ledger.task_tally (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    minute timestamptz NOT NULL,
+    subject text NOT NULL,
+    queue text NOT NULL,
+    type text NOT NULL,
+    result text NOT NULL,
+    count integer NOT NULL,
+    run_seconds double precision NOT NULL,
+    run integer[] NOT NULL,
+    wait_seconds double precision NOT NULL,
+    wait integer[] NOT NULL,
+    CONSTRAINT pk_task_tally PRIMARY KEY (id)
+) WITH (fillfactor = 100, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE ledger.tally_period (
+    span text NOT NULL,
+    start timestamptz NOT NULL,
+    subject text NOT NULL,
+    queue text NOT NULL,
+    type text NOT NULL,
+    result text NOT NULL,
+    count bigint NOT NULL,
+    run_seconds double precision NOT NULL,
+    run bigint[] NOT NULL DEFAULT '{}',
+    wait_seconds double precision NOT NULL,
+    wait bigint[] NOT NULL DEFAULT '{}',
+    CONSTRAINT pk_tally_period PRIMARY KEY (span, start, subject, queue, type, result),
+    CONSTRAINT ck_tally_period_span CHECK (span IN ('minute', 'hour', 'day', 'ever')),
+    CONSTRAINT ck_tally_period_ever CHECK ((span = 'ever') = (start = '-infinity'))
+) WITH (fillfactor = 60, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+-- Add a histogram, several times, to another one; the shorter one ends with zeros that are left out.
+CREATE FUNCTION ledger.tally_add(one bigint[], other bigint[], times bigint) RETURNS bigint[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce((
+    SELECT array_agg(coalesce(a, 0) + coalesce(b, 0) * times ORDER BY place)
+    FROM unnest(one, other) WITH ORDINALITY AS both_(a, b, place)), '{}');
+
+CREATE AGGREGATE ledger.tally_histogram(bigint[], bigint) (SFUNC = ledger.tally_add, STYPE = bigint[], INITCOND = '{}');
+
 CREATE TABLE ledger.queue_pause (
     queue text NOT NULL,
+    intake boolean NOT NULL DEFAULT false,
     reason text,
     actor text NOT NULL DEFAULT CURRENT_USER,
     created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
-    CONSTRAINT pk_queue_pause PRIMARY KEY (queue)
+    CONSTRAINT pk_queue_pause PRIMARY KEY (queue, intake)
 );
 
-CREATE TABLE ledger.queue_limit (
+CREATE TABLE ledger.queue_scale (
     queue text NOT NULL,
-    max_running integer NOT NULL,
-    CONSTRAINT pk_queue_limit PRIMARY KEY (queue),
-    CONSTRAINT ck_queue_limit_max_running CHECK (max_running >= 0)
+    processes integer NOT NULL,
+    actor text NOT NULL DEFAULT CURRENT_USER,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_queue_scale PRIMARY KEY (queue),
+    CONSTRAINT ck_queue_scale_processes CHECK (processes BETWEEN 1 AND 128)
+);
+
+CREATE TABLE ledger.queue_alert (
+    queue text NOT NULL,
+    waiting integer NOT NULL DEFAULT 0,
+    refuses boolean NOT NULL DEFAULT false,
+    processes integer,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_queue_alert PRIMARY KEY (queue),
+    CONSTRAINT ck_queue_alert_processes CHECK (processes BETWEEN 1 AND 128)
 );
 
 CREATE TABLE ledger.api_token (
@@ -645,15 +751,17 @@ END $$;
 -- is the status that was found, and its element of `same` says whether the payload is the same. `statuses` has NULL for
 -- a new task, and an empty text for a task that was pruned during the call. Both arrays are NULL if all tasks are new.
 -- A NULL in `batches`: see `ingest_fill_in`. If `unknown_queue` is returned, nothing was submitted; the same goes for
--- `unknown_type`, unless `needs_handler` is false. A single task is inserted without arrays and grouping, which saves
--- about 0.15 ms.
+-- `unknown_type`, unless `needs_handler` is false. If `refusing_queue` is returned, nothing was submitted either: its
+-- intake is paused, or its backlog is too large. With `refusable` false the tasks are submitted all the same. A task
+-- expires at its element of `expires_ats`, or so many seconds from now as its element of `expire_delays` says; the arrays
+-- are NULL if no task expires. A single task is inserted without arrays and grouping, which saves about 0.15 ms.
 CREATE FUNCTION ledger.ingest_submit_many(
     ids uuid[], types text[], payloads jsonb[], contexts jsonb[], queues text[], priorities integer[], keys text[],
     max_attempts integer[], run_ats timestamptz[], delays double precision[], notifies text[], partition_keys text[],
     turns bigint[], batches integer[], actor text, holder text, token uuid, lease_seconds double precision,
-    leased_queues text[], needs_handler boolean,
+    leased_queues text[], needs_handler boolean, refusable boolean, expires_ats timestamptz[], expire_delays double precision[],
     OUT statuses text[], OUT same boolean[], OUT wakeup_ids bigint[], OUT wakeups jsonb, OUT unknown_type text,
-    OUT unknown_queue text
+    OUT unknown_queue text, OUT refusing_queue text
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -671,6 +779,16 @@ BEGIN
         END IF;
         unknown_type := NULL;
     END IF;
+    IF EXISTS (SELECT FROM ledger.queue_pause UNION ALL SELECT FROM ledger.queue_alert WHERE refuses) THEN
+        SELECT min(queue) INTO refusing_queue FROM (
+            SELECT queue FROM ledger.queue_pause WHERE intake UNION ALL SELECT queue FROM ledger.queue_alert WHERE refuses
+        ) AS closed WHERE refusable AND queue = ANY(queues);
+        IF refusing_queue IS NOT NULL THEN
+            RETURN;
+        END IF;
+        -- The relay drops the wake-ups of paused queues.
+        leased_queues := ARRAY(SELECT unnest(leased_queues) EXCEPT SELECT queue FROM ledger.queue_pause WHERE NOT intake);
+    END IF;
     IF turns IS NULL AND array_remove(partition_keys, NULL) <> '{}' THEN
         turns := ledger.ingest_draw_turns(partition_keys);
     END IF;
@@ -679,10 +797,11 @@ BEGIN
         due := greatest(coalesce(run_ats[1], stamp + make_interval(secs => delays[1])), stamp);
         INSERT INTO ledger.ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
                                         next_retry_at, last_wakeup_at, notify, created_at, updated_at, partition_key,
-                                        key_seq)
+                                        key_seq, expires_at)
         VALUES (ids[1], types[1], payloads[1], contexts[1], queues[1], priorities[1], keys[1],
                 ingest_submit_many.max_attempts[1], CASE WHEN due > stamp THEN due END, due, notifies[1], stamp, stamp,
-                partition_keys[1], turns[1])
+                partition_keys[1], turns[1],
+                coalesce(expires_ats[1], stamp + make_interval(secs => expire_delays[1])))
         ON CONFLICT (id) DO NOTHING;
         IF FOUND THEN
             inserted := ids;
@@ -692,15 +811,16 @@ BEGIN
         WITH given AS (
             SELECT given.*, greatest(coalesce(run_at, stamp + make_interval(secs => delay)), stamp) AS due_at
             FROM unnest(ids, types, payloads, contexts, queues, priorities, keys, max_attempts, run_ats, delays, notifies,
-                        partition_keys, turns) WITH ORDINALITY
+                        partition_keys, turns, expires_ats, expire_delays) WITH ORDINALITY
                  AS given(id, type, payload, context, queue, priority, key, attempts, run_at, delay, notify, partition_key,
-                          turn, place)),
+                          turn, expires_at, expire_delay, place)),
         new AS (
             INSERT INTO ledger.ingest_task (id, type, payload, context, queue, priority, idempotency_key, max_attempts,
                                             next_retry_at, last_wakeup_at, notify, created_at, updated_at, partition_key,
-                                            key_seq)
+                                            key_seq, expires_at)
             SELECT id, type, payload, context, queue, priority, key, attempts, CASE WHEN due_at > stamp THEN due_at END,
-                   due_at, notify, stamp, stamp, partition_key, turn
+                   due_at, notify, stamp, stamp, partition_key, turn,
+                   coalesce(expires_at, stamp + make_interval(secs => expire_delay))
             FROM given ORDER BY place
             ON CONFLICT (id) DO NOTHING
             RETURNING id, idempotency_key)
@@ -720,7 +840,8 @@ BEGIN
                                          locked_by, locked_at, lease_token, lease_until)
         VALUES ('celery:' || queues[1],
                 jsonb_build_object('type', types[1], 'ids', jsonb_build_array(ids[1]), 'batch', batches[1]),
-                jsonb_build_object('priority', priorities[1]), CASE WHEN due > stamp THEN due END, stamp,
+                jsonb_strip_nulls(jsonb_build_object('priority', priorities[1], 'traceparent', contexts[1] -> 'traceparent')),
+                CASE WHEN due > stamp THEN due END, stamp,
                 CASE WHEN leased THEN holder END, CASE WHEN leased THEN stamp END, CASE WHEN leased THEN token END,
                 CASE WHEN leased THEN stamp + make_interval(secs => lease_seconds) END)
         RETURNING ARRAY[id], CASE WHEN lease_token IS NOT NULL THEN
@@ -728,21 +849,21 @@ BEGIN
         INTO wakeup_ids, wakeups;
     ELSIF cardinality(inserted) > 0 THEN
         WITH numbered AS (
-            SELECT id, type, queue, priority, batch, CASE WHEN due_at > stamp THEN due_at END AS due_at,
+            SELECT id, type, queue, priority, batch, traceparent, CASE WHEN due_at > stamp THEN due_at END AS due_at,
                    coalesce(due_at <= stamp, true) AND queue = ANY(leased_queues) AS leased,
                    row_number() OVER (PARTITION BY queue, type, priority, due_at, batch ORDER BY place) - 1 AS number
             FROM (
-                SELECT DISTINCT ON (id) id, type, queue, priority, batch, place,
+                SELECT DISTINCT ON (id) id, type, queue, priority, batch, place, context ->> 'traceparent' AS traceparent,
                        coalesce(run_at, stamp + make_interval(secs => delay)) AS due_at
-                FROM unnest(ids, types, queues, priorities, batches, run_ats, delays) WITH ORDINALITY
-                     AS given(id, type, queue, priority, batch, run_at, delay, place)
+                FROM unnest(ids, types, contexts, queues, priorities, batches, run_ats, delays) WITH ORDINALITY
+                     AS given(id, type, context, queue, priority, batch, run_at, delay, place)
                 WHERE id = ANY(inserted) ORDER BY id, place) AS new),
         woken AS (
             INSERT INTO ledger.outbox_event (destination, payload, headers, next_retry_at, created_at,
                                              locked_by, locked_at, lease_token, lease_until)
             SELECT 'celery:' || queue,
                    jsonb_build_object('type', type, 'ids', jsonb_agg(id ORDER BY number), 'batch', batch),
-                   jsonb_build_object('priority', priority), due_at, stamp,
+                   jsonb_strip_nulls(jsonb_build_object('priority', priority, 'traceparent', min(traceparent))), due_at, stamp,
                    CASE WHEN leased THEN holder END, CASE WHEN leased THEN stamp END, CASE WHEN leased THEN token END,
                    CASE WHEN leased THEN stamp + make_interval(secs => lease_seconds) END
             FROM numbered GROUP BY queue, type, priority, due_at, batch, leased, number / batch
@@ -788,7 +909,8 @@ END $$;
 --     SELECT celeriac.ingest_submit('invoice.import', '{"invoice": 17}', 'invoice 17');
 -- Queue, priority and number of attempts are those that workers have registered for the type. SQLSTATE CL409: the key
 -- belongs to a task with another payload. CL400: the type, a key, the queue, the time or the payload is invalid. CL413:
--- the payload is too large. A task of a type that no worker knows waits, and `manage.py show` says so.
+-- the payload is too large. CL429: the queue takes no new tasks now; try later. A task of a type that no worker knows
+-- waits, and `manage.py show` says so.
 CREATE FUNCTION ledger.ingest_submit(type text, payload jsonb, key text DEFAULT NULL, queue text DEFAULT NULL,
                                      run_at timestamptz DEFAULT NULL, partition_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql AS $$
@@ -817,13 +939,16 @@ BEGIN
     ELSIF run_at > '9000-01-01 00:00+00' THEN
         RAISE EXCEPTION USING ERRCODE = 'CL400', MESSAGE = 'run_at is more than a thousand years away.';
     END IF;
-    SELECT statuses[1] AS status, same[1] AS same, unknown_queue INTO found FROM ledger.ingest_submit_many(
+    SELECT statuses[1] AS status, same[1] AS same, unknown_queue, refusing_queue INTO found FROM ledger.ingest_submit_many(
         ARRAY[task], ARRAY[type], ARRAY[payload], ARRAY[CAST('{}' AS jsonb)], ARRAY[queue], unknown, ARRAY[key], unknown,
         ARRAY[run_at], CAST(ARRAY[NULL] AS double precision[]), CAST(ARRAY[NULL] AS text[]), ARRAY[partition_key], NULL,
-        unknown, current_user, NULL, NULL, NULL, '{}', false);
+        unknown, current_user, NULL, NULL, NULL, '{}', false, true, NULL, NULL);
     IF found.unknown_queue IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'CL400', MESSAGE = format('There is no queue %L; the workers know %s.',
             left(found.unknown_queue, 100), array_to_string(ledger.ingest_known_queues(), ', '));
+    ELSIF found.refusing_queue IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'CL429',
+            MESSAGE = format('The queue %L takes no new tasks now; try again later.', found.refusing_queue);
     ELSIF found.status = '' THEN
         RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
             MESSAGE = format('The task %s was pruned at this very moment; submit it again.', task);

@@ -18,6 +18,7 @@ from tasks.core.registry import BadHandler, handler, handlers
 from tasks.core.task import Task
 from tests.nodes.programs import celery, run
 from tests.servers import ServersOfTests
+from tests.tasks.deliveries import handled
 from tests.tasks.work import insert
 
 
@@ -43,10 +44,6 @@ def test_a_number_that_the_ledger_or_the_timer_cannot_use_is_refused(
     assert "test.bad" not in handlers()
 
 
-async def asynchronous(_task: Task, _db: Session) -> None:
-    """Would never be awaited."""
-
-
 def generator(_task: Task, _db: Session) -> Iterator[None]:
     yield
 
@@ -55,10 +52,38 @@ async def both(_task: Task, _db: Session) -> AsyncIterator[None]:
     yield
 
 
-@pytest.mark.parametrize("function", [asynchronous, generator, both])
+@pytest.mark.parametrize("function", [generator, both])
 def test_a_function_that_would_do_nothing_when_called_is_refused(function: Any) -> None:
     with pytest.raises(BadHandler):
         handler("test.bad")(function)
+
+
+async def asynchronous(_task: Task) -> None: ...
+
+
+def plain(_task: Task, _db: Session) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "rule"),
+    [
+        (asynchronous, {"transactional": True}, "cannot be transactional"),
+        (asynchronous, {"batch": 10}, "no batch"),
+        (asynchronous, {"many": True}, "must be transactional"),
+        (asynchronous, {"concurrency": 0}, "concurrency must be between 1"),
+        (plain, {"concurrency": 10}, "async def"),
+    ],
+)
+def test_options_that_contradict_an_async_function_are_refused(
+    function: Any, options: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(BadHandler, match=rule):
+        handler("test.bad", **options)(function)
+
+
+def test_an_async_handler_runs_outside_a_transaction_and_a_hundred_at_once_by_default() -> None:
+    with handled("test.async_defaults", asynchronous) as made:
+        assert (made.is_async, made.transactional, made.batch) == (True, False, 100)
 
 
 MODULE = """

@@ -16,7 +16,7 @@ from models.errors import LeaseLost
 from models.guarded_session import TransactionMisused
 from models.ledger_outage import REPETITIONS, outage
 from settings import ROOT
-from tasks import Discard, Permanent, Snooze, TryLater
+from tasks import Discard, Permanent, QueuePaused, Snooze, TryLater
 from tasks.core.outcomes import (
     DONE,
     Dead,
@@ -113,6 +113,7 @@ CASES: list[tuple[str, BaseException, Situation, str]] = [
     ("Discard", Discard("not needed"), situation(), "Discarded"),
     ("Permanent", Permanent("never"), situation(), "Dead permanent"),
     ("TryLater", TryLater("busy", 60), situation(), "Retry handler_error"),
+    ("a queue refused a task that the handler submitted", QueuePaused(), situation(transaction=OPEN), "Snoozed"),
     ("LeaseLost", LeaseLost(), situation(), "Retry lease_lost"),
     ("an error that the handler declares permanent", KeyError(), situation(transaction=OPEN), "Dead permanent"),
     ("any other error", ValueError(), situation(transaction=FAILED), "Retry handler_error"),

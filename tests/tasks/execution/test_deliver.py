@@ -222,6 +222,15 @@ def test_a_non_transactional_handler_runs_without_an_open_transaction(elsewhere:
     assert leases() == 0
 
 
+def test_the_task_that_has_waited_longest_runs_first(stack: ServersOfTests, elsewhere: list[Any]) -> None:
+    ids = submitted(3, "test.elsewhere", lambda n: n)
+    change(ids[2], "updated_at = updated_at - interval '1 minute'")
+    change(ids[0], "next_retry_at = updated_at + interval '1 microsecond'")
+    move(stack, 1)
+    delivered(ids)
+    assert elsewhere == [2, 1, 0]
+
+
 def test_each_task_of_a_non_transactional_handler_has_its_own_outcome(elsewhere: list[Any]) -> None:
     payloads = [0, {"raise": "fail"}, {"raise": "snooze"}, {"raise": "discard"}, {"raise": "permanent"}, 5]
     delivered(submitted(6, "test.elsewhere", payloads.__getitem__))

@@ -333,7 +333,7 @@ def test_an_effect_outside_the_ledger_is_settled_although_all_connections_are_in
     small = make_engine(settings.current().database_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
     taken: list[Connection] = []
 
-    def free_one(*_: Any) -> None:
+    def free_one(*_: Any, **__: Any) -> None:
         if taken:
             taken.pop().close()
 

@@ -308,6 +308,7 @@ def rows_read(statement: Prepared, ids: list[uuid.UUID]) -> int:
         "types": "{test.keyed}",
         "batches": "{10}",
         "relaxed": "{t}",
+        "limited": "{f}",
         "skipping": "{}",
     }
     values |= {"token": str(uuid.uuid4()), "holder": "me", "lease_seconds": 60}

@@ -27,6 +27,7 @@ from tests.servers import ServersOfTests
 from tests.tasks.deliveries import are_well, claimed
 from tests.tasks.kafka.conftest import NewWorker
 from tests.tasks.kafka.topic import Topic, submitted_in_sql, turn_until
+from tests.tasks.registrations import registered
 
 GRACE = 10  # seconds, the default
 
@@ -132,6 +133,7 @@ def test_the_check_counts_waiting_records_and_reports_a_missing_topic(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.wakeup([uuid.uuid4()] * 2)
+    registered(handlers(), topic=topic.name)
     (found,) = check(settings.current())
     assert (found.level, "has 3 partitions, 2 messages wait" in found.message) == (Level.OK, True)
     topic.cluster.fail_topic(topic.name, KafkaError.UNKNOWN_TOPIC_OR_PART)

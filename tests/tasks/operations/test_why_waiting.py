@@ -157,8 +157,7 @@ def test_a_type_that_no_live_worker_knows_is_a_reason_although_this_process_has_
         assert ReasonCode.UNKNOWN_HANDLER not in asked(task)  # no worker is registered: `no_worker` is the reason
         registered(handler_of("another.type"), name="one:1")
         assert asked(task)[ReasonCode.UNKNOWN_HANDLER].startswith(f"No live worker knows the type '{FLAKY}'.")
-        slow = {"ingest_queues": ("ingest", "slow"), "consumed": ("slow",)}
-        registered(handler_of(FLAKY), name="two:1", **slow)
+        registered(handler_of(FLAKY), name="two:1", ingest_queues=("ingest", "slow"), consumed=("slow",))
         found = asked(task)[ReasonCode.UNKNOWN_HANDLER]
         assert found == f"No live worker that consumes the queue 'ingest' knows the type '{FLAKY}'; two:1 knows it."
         registered(handler_of(FLAKY), name="three:1")

@@ -26,7 +26,7 @@ def test_the_first_tick_after_an_outage_sends_lost_wakeups_again(
     move(ledger, GRACE + 1)
     if met_an_outage:
         with monkeypatch.context() as changed:
-            changed.setenv("DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nothing")
+            changed.setenv("DATABASE_URL", "postgresql://celeriac@127.0.0.1:1/nothing")
             settings.current.cache_clear()
             with pytest.raises(Unreachable) as outage:
                 ticks.run("relay")

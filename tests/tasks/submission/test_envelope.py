@@ -11,11 +11,11 @@ import pytest
 
 import settings
 from models.errors import Misuse
-from models.status import TaskStatus
+from models.status import STATUS_ALIASES, TaskStatus
 from outbox.canonical_json import MAX_BYTES, MAX_DEPTH, MAX_KEYS
 from tasks.core.registry import handler
 from tasks.core.task_ids import fresh_id, keyed_id
-from tasks.submission.envelope import KEY_LIMIT, STATUS_ALIASES, BadTask, NewTask, TaskEnvelope, check_task
+from tasks.submission.envelope import KEY_LIMIT, BadTask, NewTask, TaskEnvelope, check_task
 from tasks.submission.json_lines import read_envelope
 from tests.tasks import work
 
