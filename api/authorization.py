@@ -1,4 +1,4 @@
-"""Who may call which route: all but the probes and the public keys need a token, and each route names its scopes.
+"""Who may call which route: all but the pages, probes and public keys need a token, and each route names its scopes.
 
 `RequireToken` reads headers only, so the body of a request without a valid token is never read. A route declares its
 scopes with `require_scope`; an application with a route that declares none does not start.
@@ -14,13 +14,13 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import keys, tokens
+from api import keys, pages, tokens
 from api.ledger_calls import call_ledger
 from api.token_cache import cache
 from api.tokens import Forbidden, Token, Unauthenticated
 from models.engine import engine
 
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics", keys.PATH})
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics", keys.PATH}) | pages.PATHS
 ANSWERED_WITHOUT_LEDGER: Final = ("/api/receipts/", "/api/tasks/", "/api/knowledge/tasks/")  # GET
 TOKEN: Final = "celeriac.token"  # noqa: S105 - the key of the token in the ASGI scope
 
@@ -83,7 +83,7 @@ def scopes_of(route: APIRoute) -> tuple[tokens.Scope, ...]:
 
 
 def require_scopes_on_all_routes(app: FastAPI) -> None:
-    """Raise if a route that is not an open probe declares no scope."""
+    """Raise if a route that is not open declares no scope."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         if not isinstance(route, APIRoute) or (context.path not in OPEN_PATHS and not scopes_of(route)):

@@ -250,7 +250,9 @@ class ChatConnection:
                 continue
             except Exception as error:
                 if getattr(translate(error) or error, "http_status", None) != Unreachable.http_status:
-                    logger.exception("What a user has missed cannot be read.")
+                    logger.exception(
+                        "What a user has missed cannot be read.", extra={"event": "chat_history_unreadable"}
+                    )
                 return
             for frame in found:
                 await self._outgoing.wait_for_room(frame)
@@ -272,7 +274,7 @@ class ChatConnection:
         except (Unauthenticated, Forbidden) as error:
             raise Closing(POLICY_VIOLATION, error.code) from None
         except Exception as error:
-            logger.warning("A token cannot be checked: %s", error)
+            logger.warning("A token cannot be checked: %s", error, extra={"event": "token_not_checked"})
             raise Closing(TRY_AGAIN_LATER, "the token cannot be checked now") from None
         if token.name != self.user:
             raise Closing(POLICY_VIOLATION, Unauthenticated.code)
@@ -313,11 +315,11 @@ def describe(error: Exception) -> tuple[str, str]:
     """Return code and sentence of an error for the client. Addresses of servers and bugs are only logged."""
     match translate(error) or error:
         case (Unreachable() | SettingsError()) as unreachable:
-            logger.warning("%s", unreachable)
+            logger.warning("%s", unreachable, extra={"event": "ledger_unreachable"})
             return unreachable.code, TRY_AGAIN
         case CeleriacError() as known if known.http_status != CeleriacError.http_status:
             return known.code, known.message
-    logger.error("A chat message failed.", exc_info=error)
+    logger.error("A chat message failed.", exc_info=error, extra={"event": "chat_message_failed"})
     return CeleriacError.code, FAILED
 
 

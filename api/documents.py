@@ -18,12 +18,21 @@ from starlette.requests import Request
 import documents
 import settings
 from api.authorization import require_scope
+from api.documented import Answer, Body, documented
 from api.json_responses import JsonResponse, camel
 from api.ledger_calls import call_ledger
-from api.principals import PRINCIPAL
+from api.principals import PRINCIPAL, sees_all
 from api.receiving import receiving
-from api.submission import WantedReceipt, answer_submitted, read_idempotency_key, receipt_response
-from api.tasks import parse_task_id
+from api.shapes import ShownDocument, ShownHit, list_of
+from api.submission import (
+    KEY_HEADER,
+    SUBMITTED,
+    WantedReceipt,
+    answer_submitted,
+    read_idempotency_key,
+    receipt_response,
+)
+from api.tasks import SHOWN, parse_task_id
 from api.tokens import Scope, Token
 from api.unsaved import read_or_show_unsaved
 from api.visible_errors import show_task
@@ -41,10 +50,18 @@ STORED_BYTES_PER_SECOND: Final = 4 * 1024 * 1024  # by a slow ledger
 NO_FILE: Final = "There is no file: send multipart/form-data with one file in the field `file`."
 UNKNOWN_TYPE: Final = "application/octet-stream"  # what clients send if they do not know the type
 
-router = APIRouter(prefix="/api/knowledge")
+router = APIRouter(prefix="/api/knowledge", tags=["documents"])
 Writer = Annotated[Token, require_scope(Scope.DOCUMENTS_WRITE)]
 Reader = Annotated[Token, require_scope(Scope.DOCUMENTS_READ)]
 Follower = Annotated[Token, require_scope(Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE)]
+FORM: Final = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {"file": {"type": "string", "contentMediaType": UNKNOWN_TYPE, "description": "one file"}},
+}
+PAGE: Final = list_of("Documents", "documents", ShownDocument, before=str | None)
+DELETED: Final = list_of("DeletedDocuments", "deleted", str)
+HITS: Final = list_of("Hits", "hits", ShownHit)
 
 
 def upload_limit() -> int:
@@ -52,8 +69,18 @@ def upload_limit() -> int:
     return settings.current().document_max_bytes + MULTIPART_BYTES
 
 
-@router.post(UPLOAD.removeprefix(router.prefix))
+@router.post(
+    UPLOAD.removeprefix(router.prefix),
+    **documented(
+        "Upload a document",
+        body=Body(FORM, {"a text": {"file": "Roses are red."}}, media_type="multipart/form-data"),
+        headers=[KEY_HEADER],
+        answers=SUBMITTED,
+        errors=[409, 429],
+    ),
+)
 async def upload_async(request: Request, token: Writer, receipt: WantedReceipt | None = None) -> JsonResponse:
+    """Store the document and submit a task that reads it. The same file under the same name is stored once."""
     async with request.form(max_files=1, max_fields=10) as form:
         file = form.get("file")
         if not isinstance(file, UploadFile) or not file.filename:
@@ -71,7 +98,7 @@ async def upload_async(request: Request, token: Writer, receipt: WantedReceipt |
     return answer_submitted(submitted, location="/api/knowledge/tasks/")
 
 
-@router.get("/documents")
+@router.get("/documents", **documented("List documents", answers={200: Answer("One page.", PAGE)}))
 async def list_documents(
     token: Reader,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
@@ -91,9 +118,11 @@ async def list_documents(
     return JsonResponse({"documents": [camel(each) for each in found], "before": older})
 
 
-@router.delete("/documents")
+@router.delete(
+    "/documents", **documented("Delete documents", answers={200: Answer("Their names.", DELETED)}, errors=[404])
+)
 async def delete_documents(
-    token: Writer, name: Annotated[list[str], Query(min_length=1, max_length=100)]
+    token: Writer, name: Annotated[list[str], Query(min_length=1, max_length=100, examples=[["README.md"]])]
 ) -> JsonResponse:
     """Delete documents of the token's principal by name, all or none."""
 
@@ -104,14 +133,14 @@ async def delete_documents(
     return JsonResponse({"deleted": sorted(await call_ledger(delete))})
 
 
-@router.get("/tasks/{task_id}")
+@router.get("/tasks/{task_id}", **documented("Read the task of an upload", answers=SHOWN, errors=[404]))
 async def read_task(task_id: str, token: Follower) -> JsonResponse:
     """Answer with the task of an upload, named by its own id or by the id of the receipt."""
 
     def read(id_: uuid.UUID) -> JsonResponse:
         with engine().connect() as connection:
             task = task_details.read_task(connection, id_)
-        is_visible = token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL, token.name) == token.name
+        is_visible = sees_all(token) or task.context.get(PRINCIPAL, token.name) == token.name
         if task.type != TYPE or not is_visible:
             raise UnknownTask(task.task_id)
         return JsonResponse(show_task(task, token))
@@ -119,12 +148,14 @@ async def read_task(task_id: str, token: Follower) -> JsonResponse:
     return await read_or_show_unsaved(token, parse_task_id(task_id), read)
 
 
-@router.get("/search")
+@router.get("/search", **documented("Search documents", answers={200: Answer("The best hits.", HITS)}))
 async def search(
     token: Reader,
-    q: Annotated[str, Query(min_length=1, max_length=1000)],
+    q: Annotated[str, Query(min_length=1, max_length=1000, examples=["worker"])],
     limit: Annotated[int, Query(ge=1, le=100)] = 10,
 ) -> JsonResponse:
+    """Answer with the best chunks. Every query is valid, and one without words finds nothing."""
+
     def find() -> list[documents.Hit]:
         with engine().connect() as connection:
             return documents.search(connection, q, limit=limit, visible_to=token.name)

@@ -47,7 +47,7 @@ class ErrorMiddleware:
         try:
             await self.app(scope, receive, send_with_headers)
         except ClientDisconnect:
-            logger.debug("A client disconnected before its request was read.")
+            logger.debug("A client disconnected before its request was read.", extra={"event": "client_disconnected"})
         except Exception as error:
             response = response_to(error)
             if has_started:

@@ -18,6 +18,7 @@ from models.database_errors import translate
 from models.errors import CeleriacError, Misuse, Unreachable
 from receipts.errors import ReceiptLogUnreachable
 from settings import SettingsError
+from tasks.submission.closed_queues import QueueClosed
 from tasks.submission.json_lines import describe_invalid
 from tasks.submission.submit import IdempotencyConflict
 
@@ -86,7 +87,7 @@ def response_to(error: Exception) -> JsonResponse:
             return error_response(Misuse.http_status, Misuse.code, f"{describe_invalid(invalid.errors(), skip=1)}.")
         case (CeleriacError() | SettingsError()) as known if known.http_status != CeleriacError.http_status:
             return _response_to_known(known)
-    logger.error("A request failed.", exc_info=error)
+    logger.error("A request failed.", exc_info=error, extra={"event": "request_failed"})
     return error_response(CeleriacError.http_status, CeleriacError.code, FAILED)
 
 
@@ -98,9 +99,12 @@ async def handle_error(_request: Request, error: Exception) -> JsonResponse:
 def _response_to_known(error: CeleriacError | SettingsError) -> JsonResponse:
     message = error.message
     if isinstance(error, Unreachable | SettingsError):
-        logger.warning("%s", message)
+        logger.warning("%s", message, extra={"event": "request_unavailable"})
         message = LOG_UNREACHABLE if isinstance(error, ReceiptLogUnreachable) else UNREACHABLE
     details = {"taskId": error.task_id} if isinstance(error, IdempotencyConflict) else {}
-    # After a request without a certain end, the next bytes cannot be trusted to be a new one.
-    headers = {"Connection": "close"} if isinstance(error, BadRequest) else HEADERS.get(error.http_status)
+    headers = HEADERS.get(error.http_status)
+    if isinstance(error, BadRequest):
+        headers = {"Connection": "close"}  # after a request without a certain end, the next bytes may not be a new one
+    elif isinstance(error, QueueClosed):
+        headers = {"Retry-After": str(error.retry_after_seconds)}
     return error_response(error.http_status, error.code, message, headers=headers, **details)

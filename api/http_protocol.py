@@ -7,9 +7,10 @@ and then, would use up the file descriptors of the server. Here
     the body                 must arrive within BODY_SECONDS, and a second more per LEAST_BYTES_PER_SECOND bytes
     the rest of a body       must arrive within REST_SECONDS once the request was answered
     too many connections     without a complete head: the oldest one is closed for each new one
+    an answer                that the client does not read for UNREAD_SECONDS: the connection is cut
 
-A request that takes longer is answered 408. Start the API with `uvicorn --http api.http_protocol:GuardedProtocol`, as
-the embedded stack and docker-compose.yml do.
+A request that takes longer is answered 408. When the server stops, streams of events end. Start the API with
+`uvicorn --http api.http_protocol:GuardedProtocol`, as the embedded stack and docker-compose.yml do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from api.error_middleware import SECURITY_HEADERS
 from api.errors import BadRequest, RequestTimeout, response_to
+from api.event_streams import end_streams
 from models.errors import CeleriacError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 30.0
 REST_SECONDS: Final = 5.0
+UNREAD_SECONDS: Final = 30.0
 LEAST_BYTES_PER_SECOND: Final = 16_384
 MOST_WITHOUT_HEAD: Final = 1000  # more than clients that reconnect at once after a restart
 
@@ -44,6 +47,7 @@ class GuardedProtocol(H11Protocol):
         self._turn: tuple[object, object] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
         self._is_websocket = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -61,8 +65,22 @@ class GuardedProtocol(H11Protocol):
             self._deadline = min(self._deadline, self.loop.time() + REST_SECONDS)
             self._start_timer()
 
+    def pause_writing(self) -> None:
+        """Start the clock when the buffer is full, because the client does not read."""
+        super().pause_writing()
+        self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_unread_timer()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        end_streams(self.loop)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        self._stop_unread_timer()
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
@@ -99,6 +117,11 @@ class GuardedProtocol(H11Protocol):
             self._timer.cancel()
             self._timer = None
 
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
     def _start_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -117,7 +140,11 @@ class GuardedProtocol(H11Protocol):
         self._without_head[self] = None
         if len(self._without_head) > MOST_WITHOUT_HEAD:
             oldest = next(iter(self._without_head))
-            logger.warning("More than %d connections sent no request; the oldest one is closed.", MOST_WITHOUT_HEAD)
+            logger.warning(
+                "More than %d connections sent no request; the oldest one is closed.",
+                MOST_WITHOUT_HEAD,
+                extra={"event": "connections_refused"},
+            )
             oldest._stop_watching()
             oldest.transport.close()
 
@@ -147,4 +174,4 @@ class GuardedProtocol(H11Protocol):
         try:
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         except h11.LocalProtocolError:  # a body in answer to HEAD
-            logger.debug("A request was refused without an answer.", exc_info=True)
+            logger.debug("A request was refused without an answer.", exc_info=True, extra={"event": "request_refused"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from fastapi import responses
@@ -18,10 +18,15 @@ MESSAGE_LIMIT: Final = 1000  # characters: a message may repeat what the client 
 
 
 class JsonResponse(responses.JSONResponse):
-    """A JSON response that can hold the ledger's values: times and ids."""
+    """A JSON response that can hold the ledger's values: times, durations (as seconds) and ids."""
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, default=_encode, ensure_ascii=False, separators=(",", ":")).encode()
+        return to_json(content).encode()
+
+
+def to_json(content: Any) -> str:
+    """Return the content as JSON on one line."""
+    return json.dumps(content, default=_encode, ensure_ascii=False, separators=(",", ":"))
 
 
 def error_response(
@@ -38,4 +43,9 @@ def camel(value: Any) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Any:
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat()
+        case timedelta():
+            return value.total_seconds()
+    return str(value)

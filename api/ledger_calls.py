@@ -18,6 +18,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context  # with the trace of the request
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -42,7 +44,7 @@ async def call_ledger(function: Callable[[], T], *, more_seconds: float = 0.0) -
     seconds = SECONDS + more_seconds
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await asyncio.wrap_future(_threads.submit(function))
+            return await asyncio.wrap_future(_threads.submit(partial(copy_context().run, function)))
     except TimeoutError:
         if limit.expired():
             raise Unreachable(f"The ledger did not answer within {seconds:g} s.") from None

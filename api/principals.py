@@ -4,8 +4,9 @@ The API writes the principal, whatever the client sent, and puts it before idemp
 (`principal:key`). So the same key of two principals names two tasks, and no principal can block the partition key of
 another. It submits only types that the token allows.
 
-A token with `tasks:read` sees the tasks of its own principal, a token with `tasks:read-all` sees all tasks. A task that
-a token may not see is answered like a task that does not exist.
+A token with `tasks:read` sees the tasks of its own principal, a token with `tasks:read-all` or `operate` sees all. A
+token with `tasks:submit` may cancel and retry the tasks of its own principal, a token with `operate` all. A task that a
+token may not see or change is answered like a task that does not exist.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import workflows
 from api.tokens import Scope, Token
 from tasks.operations.listing import UnknownTask
 from tasks.operations.task_details import StoredTask, read_task
-from tasks.submission.envelope import BadTask, NewTask
+from tasks.submission.envelope import BadTask, NewTask, with_trace
 from tasks.submission.submit import Submitted, submit_many
 
 PRINCIPAL: Final = "principal"
@@ -59,16 +60,37 @@ def owned_task(token: Token, new: NewTask, *, key: str | None = None) -> NewTask
         new,
         key=None if key is None else f"{token.name}:{key}",
         partition_key=None if new.partition_key is None else _own_partition_key(token, new.partition_key),
-        context={**new.context, PRINCIPAL: token.name},
+        context={**with_trace(new.context), PRINCIPAL: token.name},
     )
 
 
 def read_visible_task(connection: Connection, token: Token, task_id: uuid.UUID) -> StoredTask:
     """Return the task, or raise UnknownTask if it does not exist or the token may not see it."""
     task = read_task(connection, task_id)
-    if token.has_scope(Scope.TASKS_READ_ALL) or task.context.get(PRINCIPAL) == token.name:
+    if sees_all(token) or _is_own(task, token):
         return task
     raise UnknownTask(task_id)
+
+
+def sees_all(token: Token) -> bool:
+    """Return whether the token sees the tasks of all principals."""
+    return token.has_scope(Scope.TASKS_READ_ALL, Scope.OPERATE)
+
+
+def require_changeable(connection: Connection, token: Token, task_id: uuid.UUID) -> None:
+    """Raise UnknownTask if the task does not exist or the token may not change it."""
+    task = read_task(connection, task_id)
+    if not (token.has_scope(Scope.OPERATE) or _is_own(task, token)):
+        raise UnknownTask(task_id)
+
+
+def actor_of(token: Token) -> str:
+    """Return the name under which the history of a task shows what the token did."""
+    return f"api:{token.name}"
+
+
+def _is_own(task: StoredTask, token: Token) -> bool:
+    return task.context.get(PRINCIPAL) == token.name
 
 
 def _own_partition_key(token: Token, key: str) -> str:

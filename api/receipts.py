@@ -6,36 +6,34 @@ waiting request holds neither a thread nor a connection to the ledger between tw
 
 from __future__ import annotations
 
-import json
-import re
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Final
 
 import anyio
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from api.authorization import require_scope
+from api.documented import Answer, Header, documented
+from api.event_streams import EVENT_STREAM, EventStream, event
 from api.json_responses import JsonResponse
 from api.receiving import receiving, signed
+from api.shapes import SignedReceipt
 from api.tokens import Scope, Token
 from api.unsaved import is_visible
+from api.waiting import LONGEST_WAIT_SECONDS, Patience
 from models.errors import CeleriacError, Misuse
 from models.receipts import Level
 from receipts.errors import UnknownReceipt
 from receipts.receipt import Receipt
 
-LONGEST_WAIT_SECONDS: Final = 60.0
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 0.5
-COMMENT_SECONDS: Final = 15.0  # an empty comment keeps proxies from closing the connection
-EVENT_STREAM: Final = "text/event-stream"
-_WAIT: Final = re.compile(r"(?:^|[,;\s])wait=(\d{1,5})(?:$|[,;\s])")
 
-router = APIRouter(prefix="/api/receipts")
+router = APIRouter(prefix="/api/receipts", tags=["receipts"])
 Reader = Annotated[
     Token,
     require_scope(
@@ -49,21 +47,33 @@ Reader = Annotated[
 ]
 
 
-@router.get("/{receipt_id}")
+@router.get(
+    "/{receipt_id}",
+    **documented(
+        "Read a receipt",
+        headers=[Header("Prefer", "Wait for the level, at most 60 seconds.", "wait=30")],
+        answers={
+            200: Answer(
+                "The receipt has the level, or is rejected; or a stream of events.", SignedReceipt, [EVENT_STREAM]
+            ),
+            202: Answer("The receipt as it is now: it does not have the level yet.", SignedReceipt),
+        },
+        errors=[400, 404],
+    ),
+)
 async def read_receipt(request: Request, receipt_id: str, token: Reader, level: Level = Level.ACCEPTED) -> Response:
     """Answer 200 if the receipt has the level, or is rejected, and 202 with the present receipt if it is not so far.
 
     `Prefer: wait=30` waits for the level. `Accept: text/event-stream` sends the present receipt and the next ones.
     """
-    id_, wait = _parse(receipt_id), _read_wait(request)
+    id_, patience = _parse(receipt_id), Patience.of(request)
     if level is Level.REJECTED:
         raise Misuse("`level` is accepted or saved.")
     if EVENT_STREAM in request.headers.get("accept", ""):
         first = await _find(token, id_)
-        return StreamingResponse(_events(token, first, wait or LONGEST_WAIT_SECONDS), media_type=EVENT_STREAM)
-    receipt = await _await_level(request, token, id_, level, wait)
-    headers = {"Preference-Applied": f"wait={wait:g}"} if wait else None
-    return JsonResponse(signed(receipt), 200 if _has(receipt, level) else 202, headers)
+        return EventStream(_looks(token, first), seconds=patience.seconds or LONGEST_WAIT_SECONDS)
+    receipt = await _await_level(request, token, id_, level, patience.seconds)
+    return JsonResponse(signed(receipt), 200 if _has(receipt, level) else 202, patience.headers)
 
 
 async def _await_level(request: Request, token: Token, id_: uuid.UUID, level: Level, seconds: float) -> Receipt:
@@ -77,24 +87,19 @@ async def _await_level(request: Request, token: Token, id_: uuid.UUID, level: Le
         pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
 
 
-async def _events(token: Token, receipt: Receipt, seconds: float) -> AsyncIterator[str]:
-    """Yield the present receipt, and the last one when it is there."""
+async def _looks(token: Token, receipt: Receipt) -> AsyncGenerator[str | None]:
+    """Yield the present receipt, and the last one when it is there; None for each look that found nothing new."""
     yield _event(receipt)
-    deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
-    commented_at = time.monotonic()
-    while receipt.level is Level.ACCEPTED and time.monotonic() < deadline:
+    pause = FIRST_PAUSE_SECONDS
+    while receipt.level is Level.ACCEPTED:
         await anyio.sleep(pause)
         pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
         try:
             found = await _find(token, receipt.id)
         except CeleriacError:
-            continue  # a server is down for the moment; the client keeps its stream
-        if found.level is not receipt.level:
-            receipt = found
-            yield _event(receipt)
-        elif time.monotonic() - commented_at > COMMENT_SECONDS:
-            commented_at = time.monotonic()
-            yield ":\n\n"
+            found = receipt  # a server is down for the moment; the client keeps its stream
+        yield _event(found) if found.level is not receipt.level else None
+        receipt = found
 
 
 async def _find(token: Token, id_: uuid.UUID) -> Receipt:
@@ -109,7 +114,7 @@ def _has(receipt: Receipt, level: Level) -> bool:
 
 
 def _event(receipt: Receipt) -> str:
-    return f"event: {receipt.level.value}\nid: {receipt.level.value}\ndata: {json.dumps(signed(receipt))}\n\n"
+    return event(signed(receipt), id=receipt.level.value, name=receipt.level.value)
 
 
 def _parse(value: str) -> uuid.UUID:
@@ -117,9 +122,3 @@ def _parse(value: str) -> uuid.UUID:
         return uuid.UUID(value)
     except ValueError:
         raise UnknownReceipt(f"There is no receipt {value[:100]!r}.") from None
-
-
-def _read_wait(request: Request) -> float:
-    """Return the seconds of `Prefer: wait=30`, at most LONGEST_WAIT_SECONDS."""
-    found = _WAIT.search(request.headers.get("prefer", ""))
-    return min(float(found[1]), LONGEST_WAIT_SECONDS) if found else 0.0

@@ -14,10 +14,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 import settings
+from api.known_refusals import KnownRefusals
 from api.ledger_calls import call_ledger
 from api.principals import limit_lock_time
 from documents import accepted
 from documents.accepted import Upload
+from documents.store import TYPE as DOCUMENT_TYPE
 from models.engine import engine, sessions
 from models.errors import CeleriacError
 from receipts import chat_messages, status, task_messages
@@ -40,6 +42,7 @@ class Receiving:
     def __init__(self) -> None:
         self.log = ReceiptLog()
         self.receiver = Receiver(self.log, self._read_switches)
+        self.refusals = KnownRefusals()
         self._switches: tuple[float, Switches] | None = None
 
     async def chat(self, message: ChatMessage) -> Receipt:
@@ -56,6 +59,7 @@ class Receiving:
         async def save(ordered: bool) -> Receipt:
             return await self.save_task(message, new, ordered=ordered)
 
+        self.refusals.check(new)
         return await self.receiver.receive(message, save)
 
     async def save_task(self, message: Message, new: NewTask, *, ordered: bool) -> Receipt:
@@ -68,6 +72,7 @@ class Receiving:
         async def save(ordered: bool) -> Receipt:
             return await self.save_document(given, ordered=ordered)
 
+        self.refusals.check(NewTask(DOCUMENT_TYPE))
         return await self.receiver.receive(given.message(), save)
 
     async def save_document(self, given: Upload, *, ordered: bool) -> Receipt:

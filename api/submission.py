@@ -9,9 +9,11 @@ from typing import Final
 from starlette.requests import Request
 
 import settings
+from api.documented import Answer, Header
 from api.json_responses import JsonResponse
 from api.principals import owned_task, submit_for
 from api.receiving import receiving, signed
+from api.shapes import SignedReceipt, SubmittedTask
 from api.tokens import Token
 from models.engine import sessions
 from models.errors import Misuse
@@ -22,6 +24,12 @@ from tasks.submission.envelope import NewTask
 from tasks.submission.submit import Submitted
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
+# How the routes that submit are documented.
+KEY_HEADER: Final = Header("Idempotency-Key", "With the same key nothing is submitted twice.", "invoice 17")
+SUBMITTED: Final = {
+    202: Answer("A new task, or its receipt if `receipt` was given.", SubmittedTask | SignedReceipt),
+    200: Answer("The same was submitted before.", SubmittedTask | SignedReceipt),
+}
 
 
 def read_idempotency_key(request: Request) -> str | None:

@@ -92,9 +92,11 @@ class TokenCache:
         try:
             await self._ask(key, secret)
         except Unauthenticated:
-            logger.info("A token that was revoked or has expired is refused from now on.")
+            logger.info(
+                "A token that was revoked or has expired is refused from now on.", extra={"event": "token_refused"}
+            )
         except Exception:  # the next request tries again
-            logger.debug("A token could not be checked.", exc_info=True)
+            logger.debug("A token could not be checked.", exc_info=True, extra={"event": "token_not_checked"})
         finally:
             if found := self._checked.get(key):
                 found.is_being_checked = False

@@ -41,7 +41,7 @@ LONGEST: Final = timedelta(days=36_500)
 
 
 class Scope(StrEnum):
-    """What a token may do. No scope includes another, except that `tasks:read-all` includes `tasks:read`."""
+    """What a token may do. No scope includes another, but `tasks:read-all` and `operate` include `tasks:read`."""
 
     TASKS_SUBMIT = "tasks:submit"
     TASKS_READ = "tasks:read"  # the tasks of its own principal
@@ -49,7 +49,9 @@ class Scope(StrEnum):
     WORKFLOWS_SUBMIT = "workflows:submit"
     DOCUMENTS_WRITE = "documents:write"
     DOCUMENTS_READ = "documents:read"  # the documents of its own principal, and the shared ones
-    OPERATE = "operate"  # details of errors: tracebacks, paths, SQL, addresses
+    OPERATE = (
+        "operate"  # everything under /internal, all tasks, and details of errors: tracebacks, paths, SQL, addresses
+    )
     HTTP_REQUEST = "http:request"  # tasks that send a request to a destination of OUTBOX_DESTINATIONS
     CHAT = "chat"  # /ws/chat, as the user with the name of the token
 

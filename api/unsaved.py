@@ -12,14 +12,15 @@ from functools import partial
 
 from api.json_responses import JsonResponse
 from api.ledger_calls import call_ledger
+from api.principals import sees_all
 from api.receiving import receiving
-from api.tokens import Scope, Token
+from api.tokens import Token
 from models.database_errors import translate
 from models.errors import LedgerBusy, Unreachable
 from models.receipts import Level
 from models.status import TaskStatus
 from receipts import status
-from receipts.errors import ReceiptLogUnreachable
+from receipts.errors import ReceiptLogUnreachable, UnknownReceipt
 from receipts.receipt import Receipt, utc
 from tasks.operations.listing import UnknownTask
 
@@ -45,23 +46,23 @@ async def read_or_show_unsaved(
     return JsonResponse(_shown(receipt))
 
 
+async def is_accepted(token: Token, task_id: uuid.UUID) -> bool:
+    """Return whether the token may see the task, and the receipt log has it, but not the ledger."""
+    receipt = await _find(token, task_id)
+    return receipt is not None and receipt.level is not Level.REJECTED
+
+
 def is_visible(receipt: Receipt, token: Token) -> bool:
-    return receipt.principal == token.name or token.has_scope(Scope.TASKS_READ_ALL)
+    return receipt.principal == token.name or sees_all(token)
 
 
 async def _find(token: Token, task_id: uuid.UUID) -> Receipt | None:
     """Return the receipt of a task that the ledger does not have. Raises if the log may have it and does not answer."""
     try:
-        found = await status.find_claim(receiving().log, task_id)
-    except ReceiptLogUnreachable:
-        known = await call_ledger(lambda: status.read_ledger(task_id))
-        if known.receipt is None and known.was_two_phase:
-            raise
-        found = known.receipt
-    else:
-        if found is None:  # an upload is known to the ledger by the id of its receipt
-            found = (await call_ledger(lambda: status.read_ledger(task_id))).receipt
-    return found if found is not None and is_visible(found, token) else None
+        found = await receiving().find(task_id)
+    except UnknownReceipt:
+        return None
+    return found if is_visible(found, token) else None
 
 
 async def _find_without_ledger(token: Token, task_id: uuid.UUID) -> Receipt | None:

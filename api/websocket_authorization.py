@@ -89,7 +89,7 @@ class WebSocketDoor:
             await route.serve(scope, receive, note_and_send, await self._admit(scope, route))
         except Exception as error:
             if is_accepted:
-                logger.exception("A WebSocket failed.")
+                logger.exception("A WebSocket failed.", extra={"event": "websocket_failed"})
                 await send({"type": "websocket.close", "code": INTERNAL_ERROR})
             else:
                 await _deny(error, scope, receive, send)

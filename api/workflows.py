@@ -1,78 +1,92 @@
-"""The route that submits a workflow and, if asked, waits for its result.
-
-A waiting request holds neither a thread nor a database connection between two reads, so a thousand may wait at once.
-"""
+"""The route that submits a workflow and, if asked, waits for its result."""
 
 from __future__ import annotations
 
-import time
-import uuid
-from functools import partial
 from typing import Annotated, Final
 
-import anyio
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.requests import Request
 
 from api.authorization import require_scope
+from api.documented import Answer, Body, documented
 from api.json_responses import JsonResponse
 from api.ledger_calls import call_ledger
+from api.shapes import SignedReceipt, SubmittedTask, Task
 from api.submission import (
+    KEY_HEADER,
+    SUBMITTED,
     WantedReceipt,
-    answer_submitted,
     read_idempotency_key,
     submit_and_commit,
     submit_for_receipt,
 )
 from api.tokens import Scope, Token
-from api.visible_errors import show_task
-from models.engine import engine
-from models.errors import Misuse
+from api.waiting import Patience, Wait, answer_final, require_no_wait
 from receipts.kinds import WORKFLOWS
-from tasks.operations.listing import FINAL, statuses_of
-from tasks.operations.task_details import StoredTask, read_task
-from tasks.submission.envelope import NewTask
-from tasks.submission.json_lines import read_json
+from tasks.submission.envelope import Context, NewTask
+from tasks.submission.json_lines import read_json, task_from_envelope
 from workflows import TYPE
+from workflows.payload import Workflow
 
-LONGEST_WAIT_SECONDS: Final = 60
-FIRST_PAUSE_SECONDS: Final = 0.05
-LONGEST_PAUSE_SECONDS: Final = 0.5
-
-router = APIRouter(prefix="/api/workflows")
+router = APIRouter(prefix="/api/workflows", tags=["workflows"])
 Submitter = Annotated[Token, require_scope(Scope.WORKFLOWS_SUBMIT)]
-Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False)]
+APPLIED: Final = Task | SubmittedTask | SignedReceipt
+EXAMPLES: Final = {
+    "two stages": {
+        "workflowId": "order 17",
+        "input": {"order": 17},
+        "stages": [
+            {"name": "fetch", "kind": "http", "destination": "crm", "body": {"order": "{input}"}},
+            {"name": "shorten", "kind": "python", "function": "shorten"},
+        ],
+    },
+    "with context, notify and priority": {
+        "stages": [{"name": "shorten", "kind": "python", "function": "shorten"}],
+        "input": "a long text",
+        "context": {"user": "ann", "traceId": "4bf92f3577b34da6"},
+        "notify": "crm",
+        "priority": 7,
+    },
+}
 
 
-@router.post("/apply")
+class WorkflowToApply(Workflow):
+    """A workflow, and beside its stages the context, destination for its result, and priority of its task."""
+
+    context: Context = Context()
+    notify: str | None = None
+    priority: int | None = None
+
+
+ENVELOPE_FIELDS: Final = WorkflowToApply.model_fields.keys() - Workflow.model_fields.keys()
+
+
+@router.post(
+    "/apply",
+    **documented(
+        "Run a workflow",
+        body=Body(WorkflowToApply, EXAMPLES),
+        headers=[KEY_HEADER],
+        answers=SUBMITTED | {200: Answer("The finished task, or what was submitted before.", APPLIED)},
+        errors=[409, 429],
+    ),
+)
 async def apply(
-    request: Request, token: Submitter, wait: Wait = 0, receipt: WantedReceipt | None = None
+    request: Request, token: Submitter, wait: Wait = None, receipt: WantedReceipt | None = None
 ) -> JsonResponse:
     """Answer with the whole task if it is final within `wait` seconds, otherwise with what was submitted."""
     raw, key = await request.body(), read_idempotency_key(request)
     if receipt is not None:
-        if wait:
-            raise Misuse("`wait` and `receipt` exclude each other: follow the receipt at /api/receipts/{id}.")
-        return await submit_for_receipt(token, raw, lambda: NewTask(TYPE, read_json(raw)), key, receipt, kind=WORKFLOWS)
-    submitted = await call_ledger(lambda: submit_and_commit(token, NewTask(TYPE, read_json(raw)), key))
-    if wait and (task := await _wait_until_final(request, submitted.task_id, wait)):
-        return JsonResponse(show_task(task, token))
-    return answer_submitted(submitted)
+        require_no_wait(wait)
+        return await submit_for_receipt(token, raw, lambda: read_workflow(raw), key, receipt, kind=WORKFLOWS)
+    submitted = await call_ledger(lambda: submit_and_commit(token, read_workflow(raw), key))
+    return await answer_final(request, token, submitted, Patience.of(request, wait))
 
 
-async def _wait_until_final(request: Request, task_id: uuid.UUID, seconds: float) -> StoredTask | None:
-    """Return the task, or None if it was not final in time or the client disconnected."""
-    deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
-    while not (task := await call_ledger(partial(_read_if_final, task_id))):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or await request.is_disconnected():
-            return None
-        await anyio.sleep(min(pause, remaining))
-        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
-    return task
-
-
-def _read_if_final(task_id: uuid.UUID) -> StoredTask | None:
-    with engine().connect() as connection:
-        is_final = not FINAL.isdisjoint(statuses_of(connection, [task_id]))
-        return read_task(connection, task_id) if is_final else None
+def read_workflow(raw: bytes) -> NewTask:
+    """Return the task of a workflow. `context`, `notify` and `priority` beside its stages are those of the task."""
+    body = read_json(raw)
+    if not isinstance(body, dict):
+        return NewTask(TYPE, body)  # rejected as a workflow
+    envelope = {name: body.pop(name) for name in ENVELOPE_FIELDS if name in body}
+    return task_from_envelope(NewTask(TYPE), {**envelope, "payload": body})

@@ -252,7 +252,7 @@ def test_messages_are_accepted_while_the_ledger_is_down(
     ann.read_until_cursor()
     ids = [str(number) for number in range(20)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+        patched.setenv("DATABASE_URL", "postgresql://celeriac@127.0.0.1:1/none")
         settings.current.cache_clear()
         for each in ids:
             ann.send("bob", each)
@@ -288,7 +288,7 @@ def test_an_error_shows_no_address_and_the_message_is_saved_when_it_is_repeated(
 ) -> None:
     ann.read_until_cursor()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+        patched.setenv("DATABASE_URL", "postgresql://celeriac@127.0.0.1:1/none")
         settings.current.cache_clear()
         ann.send("bob", "1")
         sentence = ann.expect_error("unreachable")

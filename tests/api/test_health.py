@@ -12,6 +12,10 @@ from fastapi.testclient import TestClient
 import settings
 from api import ledger_calls
 from api.app import app
+from api.tokens import Scope
+from tasks.operations import installation_metrics
+from tests.api.callers import Callers
+from tests.outbox.publishers.case import stopped
 from tests.servers import ServersOfTests
 
 
@@ -57,3 +61,28 @@ def test_while_all_threads_wait_for_the_ledger_an_api_is_alive_and_not_ready(mon
 def test_metrics_have_the_content_type_of_prometheus(client: TestClient) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_a_frozen_broker_is_not_reported_as_an_unreachable_ledger(callers: Callers, stack: ServersOfTests) -> None:
+    operator = callers(Scope.OPERATE)
+    with stopped(stack.running["redis-broker"].process):  # it accepts connections and does not answer
+        text = operator.get("/metrics").text
+        queues = operator.get("/internal/queues")
+    assert "celeriac_ledger_unreachable 0.0" in text
+    assert "celeriac_broker_unreachable 1.0" in text
+    assert "ingest_task_dlq_total" in text, "the counters of the ledger are shown"
+    assert queues.status_code == 200
+    assert queues.json()["queues"][0]["messages"] is None
+    assert "celeriac_broker_unreachable 0.0" in operator.get("/metrics").text
+
+
+def test_a_frozen_ledger_is_reported_by_itself(
+    client: TestClient, stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_calls, "SECONDS", 0.5)
+    locked = threading.Event()
+    monkeypatch.setattr(installation_metrics, "read_totals", lambda _connection: locked.wait(5))
+    text = client.get("/metrics").text
+    locked.set()
+    assert "celeriac_ledger_unreachable 1.0" in text
+    assert "celeriac_broker_unreachable 1.0" not in text

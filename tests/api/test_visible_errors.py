@@ -10,11 +10,14 @@ import pytest
 import settings
 from api.documents import UPLOAD
 from api.tokens import Scope
-from api.visible_errors import SENTENCES
+from api.visible_errors import REASONS, SENTENCES, TIMES_ONLY
 from models.engine import engine
+from models.errors import Unreachable
 from tasks import Permanent, handler
 from tasks.core.outcomes import ErrorCode
 from tasks.execution.deliver import deliver
+from tasks.operations.pauses import pause_queue
+from tasks.operations.why_waiting import QueueState, ReasonCode
 from tests.api.callers import Caller, Callers
 from workflows import StageInput, stage
 
@@ -108,3 +111,24 @@ def test_a_waiting_request_gets_no_details_either(client_: Caller) -> None:
 def test_a_task_that_did_not_fail_has_no_sentence(client_: Caller) -> None:
     shown = client_.get(fail(client_, "demo.flaky")).json()
     assert (shown["status"], shown["errorMessage"]) == ("SUCCEEDED", None)
+
+
+def test_why_a_task_waits_names_workers_operators_and_addresses_to_operators_only(
+    client_: Caller, operator: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause_queue(engine(), settings.current(), "ingest", actor=f"op@{SECRET}", reason=f"{SECRET} is at 127.0.0.1:5432")
+
+    def unreachable(_queue: str) -> QueueState:
+        raise Unreachable(f"redis://{SECRET}@127.0.0.1:6379 does not answer.")
+
+    monkeypatch.setattr("tasks.operations.why_waiting.broker.depths", unreachable)
+    path = client_.post("/api/tasks", json={"type": "test.leaky"}).headers["location"] + "/why"
+    shown, full = client_.get(path).json(), operator.get(path).json()
+    assert_nothing_leaks(shown)
+    assert [each["code"] for each in shown["why"]] == [each["code"] for each in full["why"]]
+    assert {each["code"] for each in shown["why"]} >= {"queue_paused", "broker_unreachable"}
+    assert SECRET in json.dumps(full)
+
+
+def test_every_reason_has_a_neutral_sentence() -> None:
+    assert {*REASONS, *TIMES_ONLY} == set(ReasonCode)
