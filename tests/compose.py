@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
 from child_process import ChildProcess
@@ -18,14 +20,18 @@ from settings import ROOT
 
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: Final[dict[str, Any]] = COMPOSE["services"]
+for _service in SERVICES.values():  # commands as they are without variables of the user
+    if isinstance(_service.get("command"), list):
+        _service["command"] = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in _service["command"]]
 OURS: Final = {name: service for name, service in SERVICES.items() if "build" in service}
+MONITORING: Final = {name: service for name, service in SERVICES.items() if "profiles" in service}
 BIN: Final = Path(sys.executable).parent
 
 
 def is_pinned(image: str) -> bool:
     """Return whether the tag is a full version; `18` and `3.12-slim` change over time."""
     name, _, tag = image.partition(":")
-    return re.match(r"\d+\.\d+\.\d+\b" if name != "postgres" else r"\d+\.\d+\b", tag) is not None
+    return re.match(r"v?\d+\.\d+\.\d+\b" if name != "postgres" else r"\d+\.\d+\b", tag) is not None
 
 
 @contextmanager
@@ -43,3 +49,12 @@ def run(command: list[str], environment: Mapping[str, str] | None = None) -> sub
     return subprocess.run(
         command, cwd=ROOT, env=os.environ | dict(environment or {}), capture_output=True, text=True, check=False
     )
+
+
+def find_compose() -> list[str]:
+    """Return the command of Compose, or skip the test."""
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    if shutil.which("docker") and run(["docker", "compose", "version"]).returncode == 0:
+        return ["docker", "compose"]
+    pytest.skip("docker-compose is not installed")

@@ -1,6 +1,7 @@
 """Check docker-compose.yml and .env.example, with Compose itself where it is installed.
 
-`test_compose_runs.py` runs the commands of the file; `test_image.py` checks the Dockerfile.
+`test_compose_runs.py` runs the commands of the file; `test_image.py` checks the Dockerfile;
+`deploy/test_monitoring_profile.py` checks the profile `monitoring`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import tornado.options
 import typer
 import uvicorn
 import yaml
+from typer.testing import CliRunner
 
 import commands
 import settings
 from embedded.postgres import CONFIGURATION
 from embedded.roles import ROLES, SERVER_ROLES
 from settings import ROOT, Settings
-from tests.compose import BIN, COMPOSE, OURS, SERVICES, is_pinned, run
+from tests.compose import BIN, COMPOSE, MONITORING, OURS, SERVICES, find_compose, is_pinned
 from tests.servers import ServersOfTests
 
 EXAMPLE: Final = (ROOT / ".env.example").read_text()
@@ -37,8 +39,8 @@ OF_OTHERS: Final = {"FLOWER_ADDRESS", "FLOWER_BASIC_AUTH", "REMAP_SIGTERM"}
 
 
 def test_every_program_of_the_stack_has_a_service() -> None:
-    assert set(SERVICES) == {"migrate", *ROLES}
-    assert set(OURS) == set(SERVICES) - set(SERVER_ROLES)
+    assert set(SERVICES) - set(MONITORING) == {"migrate", *ROLES}
+    assert set(OURS) == set(SERVICES) - set(MONITORING) - set(SERVER_ROLES)
 
 
 @pytest.mark.guarantee
@@ -56,8 +58,7 @@ def test_compose_refuses_to_start_without_an_env_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.guarantee
-@pytest.mark.parametrize("missing", REQUIRED)
-@pytest.mark.parametrize("how", ["absent", "empty"])
+@pytest.mark.parametrize(("missing", "how"), [*((name, "absent") for name in REQUIRED), (REQUIRED[0], "empty")])
 def test_compose_refuses_to_start_with_one_password_missing(tmp_path: Path, missing: str, how: str) -> None:
     values = dict.fromkeys(REQUIRED, "secret") | {missing: ""}
     if how == "absent":
@@ -85,6 +86,7 @@ def test_the_example_lists_exactly_the_variables_that_the_file_uses() -> None:
 def test_no_password_has_a_default() -> None:
     with_default = _interpolated(":-")
     assert with_default == set(OPTIONAL)
+    assert _interpolated(":?") == set(REQUIRED)  # Compose treats an empty one as a missing one
     assert not any("PASSWORD" in name for name in with_default)
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
@@ -106,19 +108,19 @@ def test_every_container_runs_without_privileges() -> None:
 
 def test_ports_are_published_on_loopback_only() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert set(published) == {"api", "flower"}
+    assert set(published) == {"api", "flower", *MONITORING}
     for port in (port for ports in published.values() for port in ports):
         assert re.fullmatch(r"127\.0\.0\.1:\$\{\w+:-\d+\}:\d+", port)
 
 
 def test_the_servers_are_on_an_internal_network() -> None:
     assert COMPOSE["networks"]["servers"] == {"internal": True}
-    for name in set(SERVICES) - set(OURS):
+    for name in SERVER_ROLES:
         assert SERVICES[name]["networks"] == ["servers"]
 
 
 def test_every_long_running_service_has_a_health_check_and_restarts() -> None:
-    for name in ROLES:
+    for name in (*ROLES, *MONITORING):
         check = SERVICES[name]["healthcheck"]
         assert check["test"][0] in ("CMD", "CMD-SHELL"), name
         assert {"interval", "timeout", "retries", "start_period"} <= check.keys(), name
@@ -144,7 +146,7 @@ def test_the_ledger_and_the_receipts_are_on_volumes() -> None:
     """PostgreSQL 18 stores its data in a subfolder of this folder; a volume on …/data would stay empty."""
     assert "ledger:/var/lib/postgresql" in SERVICES["postgres"]["volumes"]
     assert "receipts:/data" in SERVICES["redis-receipts"]["volumes"]
-    assert set(COMPOSE["volumes"]) == {"ledger", "receipts", "receipt-keys"}
+    assert set(COMPOSE["volumes"]) == {"ledger", "receipts", "receipt-keys", *MONITORING}
 
 
 def test_postgres_has_the_limits_of_the_embedded_one() -> None:
@@ -183,8 +185,25 @@ def test_workers_and_beat_have_the_options_of_the_embedded_stack(
     monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "true")
     settings.current.cache_clear()
     planned = {program.role: list(program.command) for program in plan(stack.home, settings.current()).programs}
-    for name in ("worker", "system", "receipts", "beat"):
+    for name in ("system", "receipts", "beat"):
         assert _options(OURS[name]["command"]) == _options(planned[name])
+    assert _becomes(OURS["worker"]["command"], monkeypatch) == planned["worker"]
+
+
+def test_with_kafka_both_stacks_start_the_kafka_worker_instead_of_the_celery_worker(
+    stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedded.stack import plan
+
+    assert {"INGEST_QUEUE", "KAFKA_BOOTSTRAP_SERVERS", "KAFKA_TOPIC"} <= OURS["worker"]["environment"].keys()
+    monkeypatch.setenv("INGEST_QUEUE", "kafka")
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "kafka.example:9092")
+    settings.current.cache_clear()
+    planned = {program.role: list(program.command) for program in plan(stack.home, settings.current()).programs}
+    assert planned.keys() == set(ROLES) - set(SERVER_ROLES)
+    started = ["manage.py", "kafka-worker", "--processes", "2", "--log-level", "warning"]
+    assert [Path(planned["worker"][1]).name, *planned["worker"][2:]] == started
+    assert _becomes(OURS["worker"]["command"], monkeypatch) == planned["worker"]
 
 
 def test_a_worker_of_either_stack_and_of_the_image_releases_its_tasks_at_sigterm(stack: ServersOfTests) -> None:
@@ -248,6 +267,15 @@ def _options(command: list[str]) -> list[str]:
     return command[next(place for place, word in enumerate(command) if word in ("worker", "beat")) :]
 
 
+def _becomes(command: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the program that `manage.py worker …` replaces itself with."""
+    executed: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _path, arguments: executed.append(arguments))
+    assert command[:2] == ["python", "manage.py"]
+    assert CliRunner().invoke(commands.app, command[2:]).exit_code == 0
+    return executed[0]
+
+
 def _interpolated(operator: str) -> set[str]:
     """Return the variables of the file, or those with this operator. `$$` is an escaped dollar sign."""
     text = re.sub(r"^\s*#.*$", "", (ROOT / "docker-compose.yml").read_text(), flags=re.MULTILINE).replace("$$", "")
@@ -255,19 +283,16 @@ def _interpolated(operator: str) -> set[str]:
 
 
 def _compose_config(folder: Path, values: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
-    compose = _find_compose()
+    compose = find_compose()
     shutil.copy(ROOT / "docker-compose.yml", folder)
     if values is not None:
         (folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in values.items()))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     return subprocess.run(
-        [*compose, "config"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [*compose, "--profile", "monitoring", "config"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-
-
-def _find_compose() -> list[str]:
-    if shutil.which("docker-compose"):
-        return ["docker-compose"]
-    if shutil.which("docker") and run(["docker", "compose", "version"]).returncode == 0:
-        return ["docker", "compose"]
-    pytest.skip("docker-compose is not installed")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg2
@@ -23,6 +24,7 @@ from embedded.redis import find_server
 from models.engine import engine, make_engine
 from models.schema import migrate
 from settings import ROOT, Settings
+from tasks.celery import app
 from tasks.recovery.tick_rows import record_tick
 from tests.compose import BIN, OURS, SERVICES, run, running
 from tests.servers import Cluster, ServersOfTests, wait_until
@@ -35,7 +37,7 @@ def test_the_role_of_the_ledger_is_not_a_superuser_can_migrate_and_needs_no_sche
     role = "compose_celeriac"  # the server of the tests already has a role named celeriac
     password = "it's 100% $HOME"
     beside = tmp_path / "ledger.sh"
-    beside.write_text(re.sub(r"\b(ROLE|DATABASE|OWNER) celeriac\b", rf"\1 {role}", script))
+    beside.write_text(re.sub(r"\b(ROLE|DATABASE|OWNER|TO) celeriac\b", rf"\1 {role}", script))
     parts = psycopg2.extensions.parse_dsn(postgres.server.url(superuser=True, database="postgres"))
     environment = {
         "PATH": f"{find_install() / 'bin'}:{os.environ['PATH']}",
@@ -96,19 +98,37 @@ def test_the_health_check_of_beat_fails_without_recent_ticks(stack: ServersOfTes
     assert run([sys.executable, *check[2:]]).returncode == 0
 
 
-def test_the_health_check_of_a_worker_fails_if_only_another_worker_answers(
+def test_the_worker_consumes_all_queues_for_tasks_and_its_health_check_fails_if_only_another_worker_answers(
     stack: ServersOfTests, tmp_path: Path
 ) -> None:
-    how, line = OURS["worker"]["healthcheck"]["test"]
+    how, *check = OURS["worker"]["healthcheck"]["test"]
+    assert how == "CMD"
+    how, line = OURS["system"]["healthcheck"]["test"]
     assert how == "CMD-SHELL"
-    assert OURS["system"]["healthcheck"]["test"] == [how, line.replace("ingest@", "system@")]
-    check = ["sh", "-c", line.replace("$$", "$")]
+    of_system = ["sh", "-c", line.replace("$$", "$").replace("-t 5", "-t 1")]
     here = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOSTNAME": socket.gethostname()}
     ready = tmp_path / "ready"
-    with running([str(BIN / "celery"), *OURS["worker"]["command"][1:]], {"CELERIAC_READY_FILE": str(ready)}):
+    assert OURS["worker"]["environment"]["INGEST_QUEUES"] == "${INGEST_QUEUES:-ingest}"
+    variables = {"CELERIAC_READY_FILE": str(ready), "INGEST_QUEUES": "ingest,reports"}
+    with running([sys.executable, *OURS["worker"]["command"][1:]], variables):
         wait_until(ready.exists, "the worker is ready")
-        assert run(check, here).returncode == 0
-        assert run(["sh", "-c", check[2].replace("-t 5", "-t 1")], here | {"HOSTNAME": "elsewhere"}).returncode != 0
+        (consumed,) = _answer_of_worker().values()
+        assert {queue["name"] for queue in consumed} == {"ingest", "reports"}
+        assert run([sys.executable, *check[1:]], here).returncode == 0
+        assert run(of_system, here).returncode != 0
+
+
+def _answer_of_worker() -> dict[str, Any]:
+    """Ask a worker which queues it consumes until it answers.
+
+    It is ready a moment before it has subscribed to remote commands in Redis, and misses what was sent before.
+    """
+    answers: dict[str, Any] = {}
+    wait_until(
+        lambda: answers.update(app.control.inspect(timeout=2, limit=1).active_queues() or {}) or answers,
+        "the worker answers",
+    )
+    return answers
 
 
 @contextmanager
