@@ -72,13 +72,18 @@ def test_the_duplicates_of_a_batch_are_found_by_one_query(outbox: OutboxTable, d
 
 
 def pages(connection: Connection, statement: Any, **values: Any) -> int:
-    """Return how many pages a claim reads. It is rolled back."""
+    """Return how many pages a claim reads to find and lock its events. It is rolled back.
+
+    What it reads to write them is left out: that depends on where the table has room.
+    """
     parameters = {"worker_id": "me", "limit": CLAIMED, "lease_seconds": 60, "lease_token": None, **values}
     explain = sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT json) {statement}".replace(":lease_token", "gen_random_uuid()"))
     explained: Any = connection.execute(explain, parameters).scalar_one()
     connection.rollback()
     plan = explained if isinstance(explained, list) else json.loads(explained)
-    return int(plan[0]["Plan"]["Shared Hit Blocks"]) + int(plan[0]["Plan"]["Shared Read Blocks"])
+    (due,) = (part for part in plan[0]["Plan"]["Plans"] if part.get("Subplan Name") == "CTE due")
+    assert due["Actual Rows"] == CLAIMED
+    return int(due["Shared Hit Blocks"]) + int(due["Shared Read Blocks"])
 
 
 def add_history(outbox: OutboxTable) -> None:
@@ -120,4 +125,4 @@ def test_a_claim_does_not_read_more_pages_because_of_events_that_it_does_not_cla
     outbox.add_many(25)
     light = measure()
     burden(outbox)
-    assert measure() <= light + 4 * CLAIMED  # the indexes have one more level
+    assert measure() <= light + CLAIMED  # less than one more page per event: the indexes have one more level
