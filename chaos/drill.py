@@ -267,7 +267,7 @@ def _try_to_submit() -> str:
         _submit(sleep=0.0, count=1)
     except (SQLAlchemyError, CeleriacError) as error:
         return f"submitting is refused: {str(error).partition(chr(10))[0]}"
-    return "a task was submitted although PostgreSQL is away"
+    return "a task was submitted although PostgreSQL is unreachable"
 
 
 def _read(statement: Any, ids: Sequence[Any]) -> tuple[int, ...]:

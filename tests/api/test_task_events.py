@@ -194,7 +194,7 @@ def test_streams_continue_after_an_outage_of_the_ledger(
 
     def fail(_positions: Any) -> Any:
         failed.set()
-        raise ConnectionError("the ledger is away")
+        raise ConnectionError("the ledger is unreachable")
 
     async def follow() -> list[str]:
         async with EventClient.open(server.port, token, id_) as client:
