@@ -80,6 +80,7 @@ def test_many_threads_that_wait_share_one_connection() -> None:
     with ThreadPoolExecutor(60) as threads:
         waiting = [threads.submit(tasks.wait, id_, timeout=60) for id_ in ids]
         wait_until(lambda: len(results._final_tasks()._waiters) == 60, "all threads wait")
+        wait_until(lambda: scalar(WAITING) > 0, "the poller is connected")
         assert engine().pool.checkedout() == 0  # type: ignore[attr-defined]
         assert scalar(WAITING) == 1
         assert not any(each.done() for each in waiting)
