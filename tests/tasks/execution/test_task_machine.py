@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from tasks import NewTask, submit_many
 from tasks.core.outcomes import Outcome, Succeeded
 from tasks.core.registry import find
 from tasks.core.task import Task
-from tasks.execution import claim
+from tasks.execution import claim, run
 from tasks.execution.heartbeat import RENEW
 from tasks.execution.settle import write_outcomes
 from tasks.execution.transaction import handler_session
@@ -347,8 +347,13 @@ def handle(task: Task, db: Session) -> None:
 
 
 @pytest.fixture
-def engine(stack: ServersOfTests) -> Iterator[Engine]:
-    """An engine with a lock timeout: one step happens at a time, so a statement never has to wait for a lock."""
+def engine(stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine with a lock timeout: one step happens at a time, so a statement never has to wait for a lock.
+
+    The heartbeat's thread is off, because `renew` is a rule of the machine. The thread would renew leases when the
+    model does not expect it, and interrupt handlers in the middle of `reclaim`.
+    """
+    monkeypatch.setattr(run, "lease_is_held", lambda _claim, lease: nullcontext(lease))
     url = make_url(settings.current().database_url).update_query_dict({"options": "-c lock_timeout=2s"})
     made = make_engine(url.render_as_string(hide_password=False))
     with clean_sink(), ExitStack() as handlers:
@@ -383,7 +388,7 @@ MUST_HAPPEN = (
 def test_every_effect_happens_once_whatever_workers_reclaim_and_operators_do(
     stack: ServersOfTests, engine: Engine
 ) -> None:
-    seen = live(stack, engine, examples=50, steps=40)
+    seen = live(stack, engine, examples=30, steps=40)
     assert [what for what in MUST_HAPPEN if not seen[what]] == [], seen
 
 
