@@ -1,7 +1,8 @@
 """The FastAPI application: open pages, probes and public keys, and routes that need a token.
 
-A request passes through `ErrorMiddleware` (errors become responses), `OneLength`, `RequireToken`, `BodyLimit`, and then
-its route. `pages.py` serves /docs and /openapi.json; those of FastAPI, which load scripts from elsewhere, are off.
+A request for /console goes to the console (`console/app.py`). Any other passes through `ErrorMiddleware` (errors become
+responses), `OneLength`, `RequireToken`, `BodyLimit`, and then its route. `pages.py` serves /docs and /openapi.json;
+those of FastAPI, which load scripts from elsewhere, are off.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ from api.startup import CheckSettings
 from api.tick_thread import TickThread
 from api.trace_context import JoinTrace
 from api.websocket_authorization import WebSocketDoor
+from console.app import console
+from console.door import ConsoleDoor
 from models.errors import CeleriacError, Unreachable
 from models.schema import require_ready
 from outbox.publishers import celery  # noqa: F401 - loaded here, because two threads cannot load Celery at once
@@ -82,6 +85,7 @@ app = DocumentedApi(
         Middleware(CheckSettings),
         Middleware(WebSocketDoor, routes={chat.PATH: chat.ROUTE}, authenticate=authenticate_express),
         Middleware(JoinTrace),
+        Middleware(ConsoleDoor, console=console),
         Middleware(ErrorMiddleware),
         Middleware(OneLength),
         Middleware(RequireToken),

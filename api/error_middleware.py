@@ -1,4 +1,4 @@
-"""The outermost middleware: turn every error into a JSON response, and add security headers to every response.
+"""The outermost middleware of the API and the console: answer every error, and add security headers to every response.
 
 It wraps the token check and the body limit, so their errors have the same shape as all others. No exception reaches
 Starlette's own handler, which would log it and raise it again into the server, which logs it a second time.
@@ -7,10 +7,12 @@ Starlette's own handler, which would log it and raise it again into the server, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import response_to
@@ -26,8 +28,18 @@ SECURITY_HEADERS: Final = {
 
 
 class ErrorMiddleware:
-    def __init__(self, app: ASGIApp) -> None:
+    """`headers` and `answer` replace those of the API: the console answers with pages."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        headers: Mapping[str, str] = SECURITY_HEADERS,
+        answer: Callable[[Exception, Request], Response] = lambda error, _: response_to(error),
+    ) -> None:
         self.app = app
+        self.headers = headers
+        self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,7 +52,7 @@ class ErrorMiddleware:
             if message["type"] == "http.response.start":
                 has_started = True
                 headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
+                for name, value in self.headers.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -49,7 +61,7 @@ class ErrorMiddleware:
         except ClientDisconnect:
             logger.debug("A client disconnected before its request was read.", extra={"event": "client_disconnected"})
         except Exception as error:
-            response = response_to(error)
+            response = self.answer(error, Request(scope))
             if has_started:
                 raise  # the response is half sent: the server closes the connection
             await response(scope, receive, send_with_headers)

@@ -20,6 +20,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -89,7 +90,7 @@ class Forbidden(CeleriacError):
 class UnknownToken(Misuse):
     """There is no such token.
 
-    No token was ever created under this name.
+    No token was ever created under this name, or it was revoked or has expired.
     """
 
     code = "unknown_token"
@@ -176,6 +177,11 @@ LOOK_UP: Final = sql("""
     FROM ledger.api_token CROSS JOIN clock WHERE token_sha256 = :sha
 """)
 
+FIND_VALID: Final = sql("""
+    SELECT token_sha256 FROM ledger.api_token
+    WHERE name = :name AND revoked_at IS NULL AND coalesce(expires_at > (SELECT ledger.ledger_now()), true)
+""")
+
 # record_use: skipped if another request is just recording it.
 RECORD_USE: Final = sql("""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
@@ -217,6 +223,21 @@ def create(
     if created is None:
         raise TokenExists(f"A valid token {name!r} exists: revoke it first, or choose another name.")
     return token, created.expires_at
+
+
+def find_or_create(connection: Connection, name: str, *, scopes: Collection[str]) -> bytes:
+    """Return the hash of the valid token with this name. If there is none, create one whose secret is not kept."""
+    with suppress(TokenExists):
+        create(connection, name, scopes=scopes)
+    return find_valid(connection, name)
+
+
+def find_valid(connection: Connection, name: str) -> bytes:
+    """Return the hash of the valid token with this name, or raise UnknownToken."""
+    sha = connection.execute(FIND_VALID, {"name": name}).scalar_one_or_none()
+    if sha is None:
+        raise UnknownToken(f"There is no valid token {name!r}.")
+    return bytes(sha)
 
 
 def list_tokens(connection: Connection) -> list[ListedToken]:

@@ -115,11 +115,13 @@ def require_origin(headers: Headers) -> None:
     if not origins:
         return
     listed = {_normal(each) for each in settings.current().receipt_origins}
-    if len(origins) > 1 or (_normal(origins[0]) not in listed and not _is_own(origins[0], headers.get("host", ""))):
+    if len(origins) > 1 or (
+        _normal(origins[0]) not in listed and not is_own_origin(origins[0], headers.get("host", ""))
+    ):
         raise ForeignOrigin
 
 
-def _is_own(origin: str, host: str) -> bool:
+def is_own_origin(origin: str, host: str) -> bool:
     """Return True if the origin has the host and port of the request. A proxy may have changed the scheme."""
     scheme = origin.lower().partition("://")[0]
     return scheme in PORTS and _normal(origin) == _normal(f"{scheme}://{host}")

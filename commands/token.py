@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from commands import times
+from commands.complaint import complain
 from commands.options import Json
-from commands.output import camel, complain, console, format_time, print_json
+from commands.output import camel, console, format_time, print_json
 from commands.plain_lines import print_lines
 
 Name = Annotated[

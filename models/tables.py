@@ -4,6 +4,7 @@ from models import (  # noqa: F401
     api_tokens,
     chats,
     clock,
+    console,
     documents,
     limits,
     outbox,

@@ -8,7 +8,7 @@ import pytest
 
 from api import chat, http_protocol, tokens
 from api.tokens import Scope
-from api.websocket_authorization import _is_own
+from api.websocket_authorization import is_own_origin
 from models.engine import engine
 from tests.api.callers import make_token
 from tests.api.chat_clients import ChatClient, refused
@@ -78,7 +78,7 @@ def test_pages_of_this_host_and_of_listed_origins_are_admitted(
     ],
 )
 def test_the_host_of_a_request_decides_which_origin_is_its_own(origin: str, host: str, is_own: bool) -> None:
-    assert _is_own(origin, host) is is_own
+    assert is_own_origin(origin, host) is is_own
 
 
 def test_a_browser_sends_its_token_as_a_subprotocol_that_is_neither_selected_nor_logged(

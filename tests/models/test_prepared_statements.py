@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
+import settings
 from models.engine import autocommit, make_engine
 from models.prepared_statements import Prepared
 from tests.servers import ServersOfTests
@@ -47,6 +48,15 @@ def test_a_rollback_does_not_drop_a_prepared_statement(engine: Engine) -> None:
         connection.rollback()
         assert (count(connection, 1), count(connection, 2)) == (1, 2)
         assert connection.execute(NAMES).scalar_one() == 1
+
+
+def test_nothing_is_prepared_if_the_setting_forbids_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PgBouncer in transaction mode would send the next statement to a connection that does not know it."""
+    monkeypatch.setenv("LEDGER_PREPARED_STATEMENTS", "false")
+    settings.current.cache_clear()
+    with engine.connect() as connection:
+        assert (count(connection, 1), count(connection, 2)) == (1, 2)
+        assert connection.execute(NAMES).scalar_one() == 0
 
 
 def test_a_statement_that_could_not_be_prepared_in_a_failed_transaction_is_prepared_in_the_next(engine: Engine) -> None:

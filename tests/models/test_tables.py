@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from models import (
     api_tokens,
     chats,
+    console,
     documents,
     limits,
     outbox,
@@ -41,6 +42,8 @@ CHUNK = "INSERT INTO ledger.document_chunk (document_id, text{0}) VALUES (gen_ra
 TICK = "INSERT INTO ledger.tick (name{0}) VALUES ('t'{1})"
 SHARD = "INSERT INTO ledger.shard_lease (stream{0}) VALUES ('s'{1})"
 TOKEN = "INSERT INTO ledger.api_token (name{0}) VALUES ('n'{1})"
+SESSION = "INSERT INTO ledger.console_session (expires_at{0}) VALUES (now(){1})"
+LINK = "INSERT INTO ledger.console_link (expires_at{0}) VALUES (now(){1})"
 CHAT = "INSERT INTO ledger.chat (first_user_id{0}) VALUES ('b'{1})"
 PERIOD = (
     "INSERT INTO ledger.tally_period (subject, queue, type, result, count, run_seconds, wait_seconds{0})"
@@ -140,6 +143,8 @@ INCONSISTENT = [
     ("priority", TYPE, {"max_attempts": "1", "batch": "1", "priority": "10"}),
     ("max_attempts", QUEUE, {"max_attempts": "0"}),
     ("token_sha256", TOKEN, {"token_sha256": "'cleartext'"}),
+    ("session_sha256", SESSION, {"session_sha256": "'cleartext'", "token_sha256": HASH}),
+    ("code_sha256", LINK, {"code_sha256": "'cleartext'", "token_sha256": HASH}),
     ("user_order", CHAT, {"second_user_id": "'a'"}),
     ("level", RECEIPT, {"level": "'accepted'", "promised_by": "now()"}),
     ("rejected_has_a_reason", RECEIPT, {"level": "'rejected'", "promised_by": "now()"}),
@@ -164,6 +169,8 @@ CONSISTENT = [
     (TICK, {"holder": "'h'", "lease_token": UUID, "lease_until": "now()"}),
     (SHARD, {"shard": "0"}),
     (TOKEN, {"token_sha256": HASH}),
+    (SESSION, {"session_sha256": HASH, "token_sha256": HASH}),
+    (LINK, {"code_sha256": HASH, "token_sha256": HASH}),
     (CHAT, {"second_user_id": "'b'"}),
     (RECEIPT, {"level": "'saved'", "promised_by": "now()"}),
     (RECEIPT, {"level": "'rejected'", "promised_by": "now()", "code": "'c'", "reason": "'r'", "entry": "'{}'"}),
@@ -339,13 +346,15 @@ def test_every_table_can_be_written_and_read_through_its_model(connection: Conne
         task_types.TaskWorker(worker="w", queues=["q"], types=["t"]),
         tally.TaskTally(
             **{"minute": now, "subject": "task", "queue": "q", "type": "t", "result": "dead", "count": 1},
-            **{"run_seconds": 0.0, "run": [1], "wait_seconds": 0.0, "wait": []},
+            **{"run_seconds": 0.0, "run": [1], "wait_seconds": 0.0, "wait": [], "kind": 1},
         ),
         tally.TallyPeriod(
             **{"span": "day", "start": now, "subject": "task", "queue": "q", "type": "t", "result": "dead"},
             **{"count": 1, "run_seconds": 0.0, "run": [1], "wait_seconds": 0.0, "wait": []},
         ),
         api_tokens.ApiToken(name="n", token_sha256=bytes(32), scopes=["tasks:write"]),
+        console.ConsoleSession(session_sha256=bytes(32), token_sha256=bytes(32), expires_at=now),
+        console.ConsoleLink(code_sha256=bytes(32), token_sha256=bytes(32), expires_at=now),
     ]
     assert {type(row).__tablename__ for row in rows} | {"ledger_clock"} == {
         table.name for table in Base.metadata.tables.values()

@@ -563,6 +563,7 @@ CREATE TABLE ledger.task_tally (
     run integer[] NOT NULL,
     wait_seconds double precision NOT NULL,
     wait integer[] NOT NULL,
+    kind bigint NOT NULL,
     CONSTRAINT pk_task_tally PRIMARY KEY (id)
 ) WITH (fillfactor = 100, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
@@ -633,6 +634,24 @@ CREATE TABLE ledger.api_token (
     CONSTRAINT uq_api_token_name UNIQUE (name),
     CONSTRAINT uq_api_token_token_sha256 UNIQUE (token_sha256),
     CONSTRAINT ck_api_token_token_sha256 CHECK (octet_length(token_sha256) = 32)
+);
+
+CREATE TABLE ledger.console_session (
+    session_sha256 bytea NOT NULL,
+    token_sha256 bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    expires_at timestamptz NOT NULL,
+    CONSTRAINT pk_console_session PRIMARY KEY (session_sha256),
+    CONSTRAINT ck_console_session_session_sha256 CHECK (octet_length(session_sha256) = 32)
+);
+
+CREATE TABLE ledger.console_link (
+    code_sha256 bytea NOT NULL,
+    token_sha256 bytea NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    expires_at timestamptz NOT NULL,
+    CONSTRAINT pk_console_link PRIMARY KEY (code_sha256),
+    CONSTRAINT ck_console_link_code_sha256 CHECK (octet_length(code_sha256) = 32)
 );
 
 -- Submitting. `ingest_submit_many` is the only implementation, for Python and for SQL.
@@ -723,7 +742,7 @@ BEGIN
         SELECT queue, task_queue.max_attempts INTO listed FROM ledger.task_queue WHERE queue = queues[1];
         priorities[1] := coalesce(priorities[1], known.priority, 5);
         max_attempts[1] := coalesce(max_attempts[1], known.max_attempts, listed.max_attempts, 10);
-        batches[1] := coalesce(known.batch, 100);
+        batches[1] := coalesce(known.batch, 1000);
         unknown_type := CASE WHEN known.type IS NULL THEN types[1] END;
         IF listed.queue IS NULL AND queues[1] <> ALL(ledger.ingest_known_queues()) THEN
             unknown_queue := queues[1];
@@ -733,7 +752,7 @@ BEGIN
     SELECT array_agg(chosen.queue ORDER BY place),
            array_agg(coalesce(given.priority, known.priority, 5) ORDER BY place),
            array_agg(coalesce(given.attempts, known.max_attempts, listed.max_attempts, 10) ORDER BY place),
-           array_agg(coalesce(given.batch, known.batch, 100) ORDER BY place),
+           array_agg(coalesce(given.batch, known.batch, 1000) ORDER BY place),
            min(given.type) FILTER (WHERE given.batch IS NULL AND known.type IS NULL),
            min(chosen.queue) FILTER (WHERE given.batch IS NULL AND listed.queue IS NULL
                                        AND chosen.queue <> ALL(ledger.ingest_known_queues()))

@@ -1,0 +1,56 @@
+"""How pages write numbers, durations, rates and times."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from tasks.operations.stats import StatusCount
+
+
+def number(value: int) -> str:
+    """Return, for example, `12,345`."""
+    return f"{value:,}"
+
+
+def count(value: StatusCount) -> str:
+    """Return a count, with ≈ if it is an estimate."""
+    return f"{'' if value.exact else '≈ '}{value.count:,}"
+
+
+def duration(value: timedelta | float | None) -> str:
+    """Return a duration as people say it: `0.4 s`, `42 s`, `3 m`, `5 h 12 m`, `4 d`."""
+    if value is None:
+        return "–"
+    seconds = max(0.0, value.total_seconds() if isinstance(value, timedelta) else value)
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 10:
+        return f"{hours} h {minutes} m" if minutes else f"{hours} h"
+    return f"{hours} h" if hours < 48 else f"{hours // 24:,} d"
+
+
+def rate(per_second: float | None) -> str:
+    """Return a rate, per minute if it is slow: `3/min`, `2.4/s`, `240/s`, `1.2k/s`."""
+    if per_second is None:
+        return ""
+    if per_second < 0.1:
+        per_minute = per_second * 60
+        if not per_minute:
+            return "0/s"
+        return f"{per_minute:.0f}/min" if per_minute >= 0.5 else "<1/min"
+    if per_second < 9.95:
+        return f"{per_second:.1f}/s"
+    if per_second < 999.5:
+        return f"{per_second:.0f}/s"
+    return f"{per_second / 1000:.1f}k/s"
+
+
+def clock(at: datetime) -> str:
+    """Return the time of day in UTC."""
+    return f"{at.astimezone(UTC):%H:%M:%S} UTC"

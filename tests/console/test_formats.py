@@ -1,0 +1,43 @@
+"""How pages write numbers, durations and rates."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from console import formats
+from models.status import TaskStatus
+from tasks.operations.stats import StatusCount
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        *((None, "–"), (-5, "0 ms"), (0, "0 ms"), (0.0026, "3 ms"), (0.0994, "99 ms"), (0.1, "0.1 s")),
+        *((9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 m"), (200, "3 m"), (3569, "59 m"), (3571, "1 h")),
+        *((5 * 3600 + 12 * 60, "5 h 12 m"), (10 * 3600, "10 h"), (47.4 * 3600, "47 h"), (86400 * 4.6, "4 d")),
+        (86400 * 1234, "1,234 d"),
+    ],
+)
+def test_a_duration_is_written_as_people_say_it(seconds: float | None, written: str) -> None:
+    assert formats.duration(seconds) == written
+    if seconds is not None:
+        assert formats.duration(timedelta(seconds=seconds)) == written
+
+
+@pytest.mark.parametrize(
+    ("per_second", "written"),
+    [
+        *((None, ""), (0, "0/s"), (0.005, "<1/min"), (0.05, "3/min"), (0.0999, "6/min"), (0.1, "0.1/s")),
+        *((9.94, "9.9/s"), (9.96, "10/s"), (999.4, "999/s"), (999.6, "1.0k/s"), (22_851, "22.9k/s")),
+    ],
+)
+def test_a_rate_is_per_second_or_per_minute(per_second: float | None, written: str) -> None:
+    assert formats.rate(per_second) == written
+
+
+def test_numbers_have_separators_and_estimates_a_sign() -> None:
+    assert formats.number(1234567) == "1,234,567"
+    assert formats.count(StatusCount(TaskStatus.DEAD, 1234, exact=False)) == "≈ 1,234"
+    assert formats.clock(datetime(2026, 11, 18, 9, 5, 7, tzinfo=UTC)) == "09:05:07 UTC"
