@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from commands.complaint import complain
 from commands.confirmation import operator
 from commands.options import Json
 from commands.output import (
     camel,
-    complain,
     console,
     format_duration,
     format_time,

@@ -10,6 +10,7 @@ import hashlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -70,9 +71,20 @@ def row_of(kind: str, entry: Entry) -> rows.Row:
     )
 
 
-def save(db: Session, entries: Sequence[Entry], of_entries: Sequence[rows.Row]) -> list[SaveResult]:
+class Given(NamedTuple):
+    """An upload that was read from an entry."""
+
+    row: rows.Row
+    upload: Upload
+
+
+def read(kind: str, entries: Sequence[Entry]) -> list[Given]:
+    return [Given(row_of(kind, entry), _read(entry)) for entry in entries]
+
+
+def save(db: Session, given: Sequence[Given]) -> list[SaveResult]:
     """Store documents one after the other, as their order decides about revisions."""
-    return [_save(db, _read(entry), row) for entry, row in zip(entries, of_entries, strict=True)]
+    return [_save(db, each.upload, each.row) for each in given]
 
 
 def save_now(db: Session, given: Upload, *, ordered: bool) -> Receipt:
@@ -99,7 +111,7 @@ def _save(db: Session, given: Upload, row: rows.Row) -> SaveResult:
     submitted = upload(
         db, name=given.name, content=given.content, media_type=given.media_type, principal=given.principal
     )
-    row = replace(row, task_id=submitted.task_id)
+    row = row._replace(task_id=submitted.task_id)
     return rows.insert(db, [row], settings.current().receipt_promise_seconds)[given.id]
 
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from models.ledger_outage import is_outage
+from models.ledger_outage import is_outage, skipped_in_outage
 from receipts.deliver import deliver_any_shard
 from receipts.needed_consumers import needed_consumers
 from receipts.save import save_any_shard
@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 @app.task(name="receipts.tick")
 def tick() -> None:
     """Start the consumers that are needed, if they do not run."""
-    for name in needed_consumers():
-        app.send_task(f"receipts.{name}", expires=CONSUME_SECONDS, ignore_result=True)
+    with skipped_in_outage():
+        for name in needed_consumers():
+            app.send_task(f"receipts.{name}", expires=CONSUME_SECONDS, ignore_result=True)
 
 
 @app.task(name="receipts.save", bind=True)

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -93,6 +93,14 @@ class BadMessage(Misuse):
 
     code = "bad_message"
     remedy = "Correct the field that the message names; docs/receipts.md describes the frames."
+
+
+class Given(NamedTuple):
+    """A message to save, and the name of the process that accepted it."""
+
+    message: ChatMessage
+    row: rows.Row
+    producer: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +193,18 @@ def read_entry(entry: Entry) -> ChatMessage:
     )
 
 
+def read(_kind: str, entries: Sequence[Entry]) -> list[Given]:
+    return [_read(entry) for entry in entries]
+
+
 def row_of(_kind: str, entry: Entry) -> rows.Row:
-    return read_entry(entry).row(from_milliseconds(entry.fields["createdAtMs"]), policy=AOF_ALWAYS)
+    return _read(entry).row
 
 
 def save_now(db: Session, message: ChatMessage, *, ordered: bool) -> Receipt:
     """Save a message without the receipt log, and return its receipt `saved`; raise IdempotencyConflict."""
     row = message.row(None, policy=COMMIT, ordered=ordered)
-    (found,) = _save(db, [(message, row, producer())])
+    (found,) = save(db, [Given(message, row, producer())])
     if isinstance(found, Rejected):
         raise IdempotencyConflict(message.id)
     if found.is_new:
@@ -202,47 +214,49 @@ def save_now(db: Session, message: ChatMessage, *, ordered: bool) -> Receipt:
     return replace(known, duplicate=True)
 
 
-def save(db: Session, entries: Sequence[Entry], of_entries: Sequence[rows.Row]) -> list[SaveResult]:
+def save(db: Session, given: Sequence[Given]) -> list[SaveResult]:
     """Write messages, their chats and members, and their receipts into the ledger."""
-    given = []
-    for entry, row in zip(entries, of_entries, strict=True):
-        given.append((read_entry(entry), row, entry.fields.get("producerServerId") or None))
-    return _save(db, given)
-
-
-def _save(db: Session, given: Sequence[tuple[ChatMessage, rows.Row, str | None]]) -> list[SaveResult]:
-    values = rows.values_of([row for _, row, _ in given], settings.current().receipt_promise_seconds) | {
-        "chat_ids": array_of_ids(message.chat_id for message, _, _ in given),
-        "tos": array(message.receiver for message, _, _ in given),
-        "msg_types": array(message.msg_type for message, _, _ in given),
-        "bodies": array(message.body for message, _, _ in given),
-        "producers": array(name for _, _, name in given),
-        "sent_ats": array(_time(message.sent_ms) for message, _, _ in given),
+    messages = [each.message for each in given]
+    values = rows.values_of([each.row for each in given], settings.current().receipt_promise_seconds) | {
+        "chat_ids": array_of_ids(message.chat_id for message in messages),
+        "tos": array(message.receiver for message in messages),
+        "msg_types": array(message.msg_type for message in messages),
+        "bodies": array(message.body for message in messages),
+        "producers": array(each.producer for each in given),
+        "sent_ats": array(_time(message.sent_ms) for message in messages),
     }
     new = {id_: Saved(seq, saved_at) for id_, seq, saved_at in connection_of(db).execute(SAVE, values)}
     results: list[SaveResult | None] = []
-    for message, _, _ in given:
-        results.append(new.pop(message.id, None))  # only the first of two with one id is new
-    known = [(message, row) for (message, row, _), result in zip(given, results, strict=True) if result is None]
+    for each in given:
+        results.append(new.pop(each.row.id, None))  # only the first of two with one id is new
+    known = [each for each, result in zip(given, results, strict=True) if result is None]
     existing = iter(_compare(db, known) if known else ())
     return [next(existing) if result is None else result for result in results]
 
 
-def _compare(db: Session, known: Sequence[tuple[ChatMessage, rows.Row]]) -> list[SaveResult]:
+def _compare(db: Session, known: Sequence[Given]) -> list[SaveResult]:
     """Return for messages that exist already whether they are the same, with the receipt that they have."""
-    stored = {
-        id_: rest for id_, *rest in connection_of(db).execute(EXISTING, {"ids": array_of_ids(m.id for m, _ in known)})
-    }
-    same = [(m, row) for m, row in known if stored[m.id] == [m.receiver, m.msg_type, m.body]]
-    receipts = rows.insert(
-        db, list({row.id: row for _, row in same}.values()), settings.current().receipt_promise_seconds
-    )
+    ids = array_of_ids(each.row.id for each in known)
+    stored = {id_: rest for id_, *rest in connection_of(db).execute(EXISTING, {"ids": ids})}
+    are_same = [_is_same(each.message, stored[each.row.id]) for each in known]
+    same = {each.row.id: each.row for each, is_same in zip(known, are_same, strict=True) if is_same}
+    receipts = rows.insert(db, list(same.values()), settings.current().receipt_promise_seconds)
     return [
-        replace(receipts[message.id], is_new=False)
-        if (message, row) in same
-        else Rejected(IdempotencyConflict.code, IdempotencyConflict(message.id).message)
-        for message, row in known
+        receipts[each.row.id]._replace(is_new=False)
+        if is_same
+        else Rejected(IdempotencyConflict.code, IdempotencyConflict(each.row.id).message)
+        for each, is_same in zip(known, are_same, strict=True)
     ]
+
+
+def _is_same(message: ChatMessage, stored: Sequence[str]) -> bool:
+    return [message.receiver, message.msg_type, message.body] == stored
+
+
+def _read(entry: Entry) -> Given:
+    message = read_entry(entry)
+    row = message.row(from_milliseconds(entry.fields["createdAtMs"]), policy=AOF_ALWAYS)
+    return Given(message, row, entry.fields.get("producerServerId") or None)
 
 
 def _time(milliseconds: int | None) -> str | None:

@@ -12,7 +12,7 @@ import importlib
 import uuid
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from sqlalchemy.orm import Session
 
@@ -41,8 +41,11 @@ class Saver(Protocol):
     def row_of(self, kind: str, entry: Entry) -> Row:
         """Return what the receipt of an entry says; raise ValueError or KeyError if it is not an entry of ours."""
 
-    def save(self, db: Session, entries: Sequence[Entry], rows: Sequence[Row]) -> list[SaveResult]:
-        """Write entries and their receipts, which have these rows, into the ledger. An error concerns all of them."""
+    def read(self, kind: str, entries: Sequence[Entry]) -> Sequence[Any]:
+        """Return what each entry says, with its row as `row`. An error concerns one of them. No server is asked."""
+
+    def save(self, db: Session, given: Sequence[Any]) -> list[SaveResult]:
+        """Write what `read` returned, and the receipts, into the ledger. An error concerns all of them."""
 
 
 @cache

@@ -92,19 +92,25 @@ ACCEPT: Final = f"""
 
 # settle: record in the claims what became of messages, and tell the users who are connected.
 # KEYS: the claims
-# ARGV: seconds to keep a claim, then for each claim: hash of the payload, level, seq, saved at, code, reason,
-#       task id or empty; then pairs of a channel and a frame. A claim that is gone, or has another hash, stays as it is
+# ARGV: seconds to keep a claim; level, time, code and reason, which all of them have in common; then for each claim:
+#       hash of the payload, seq, task id or empty; then pairs of a channel and a frame. A claim that is gone, or has
+#       another hash, stays as it is
 SETTLE: Final = """
-    local place = 2
+    local seconds, level, at, code, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+    local place = 6
     for _, claim in ipairs(KEYS) do
-        local sha, level, seq = ARGV[place], ARGV[place + 1], ARGV[place + 2]
-        local found = redis.call('HGET', claim, 'sha')
-        if found == sha then
-            redis.call('EXPIRE', claim, ARGV[1])  -- first: it needs no memory
-            redis.call('HSET', claim, 'level', level, 'seq', seq, 'savedAt', ARGV[place + 3],
-                       'code', ARGV[place + 4], 'reason', ARGV[place + 5], 'task', ARGV[place + 6])
+        local found = redis.call('HMGET', claim, 'sha', 'level')
+        if found[1] == ARGV[place] then
+            redis.call('EXPIRE', claim, seconds)  -- first: it needs no memory
+            redis.call('HSET', claim, 'level', level, 'seq', ARGV[place + 1], 'savedAt', at)
+            if ARGV[place + 2] ~= '' then redis.call('HSET', claim, 'task', ARGV[place + 2]) end
+            if code ~= '' then
+                redis.call('HSET', claim, 'code', code, 'reason', reason)
+            elseif found[2] == 'rejected' then
+                redis.call('HDEL', claim, 'code', 'reason')
+            end
         end
-        place = place + 7
+        place = place + 3
     end
     for channel = place, #ARGV, 2 do redis.call('PUBLISH', ARGV[channel], ARGV[channel + 1]) end
     return #KEYS

@@ -18,7 +18,7 @@ it reads the accepted stream, or the stream to save, according to deliver-before
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -29,11 +29,13 @@ from failpoint import failpoint
 from models.guarded_session import GuardedSession
 from models.receipts import Level
 from receipts import chat_messages, frames, kinds, lua
-from receipts.receipt import Receipt, milliseconds
-from receipts.save_batch import Settled, save_batch
+from receipts.receipt import milliseconds
+from receipts.save_batch import Settled, read_batch, save_batch
 from receipts.shard_consumers import EntriesSink, consume_free_number, consumer
 from receipts.streams.consume import ShardRun
 from receipts.streams.consumers import Gate, Shard, StreamConsumer
+from receipts.streams.entries import Entry
+from receipts.streams.overlapped_run import OverlappedRun
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +58,14 @@ def consumers(number: int) -> list[StreamConsumer]:
     gate = Gate(lua.GATE_SAVE_ACCEPTED, (kinds.switches_key(), kinds.shard_key(to_save, number)), (save, deliver))
     accepted = kinds.accepted_stream(kinds.CHAT)
     chats = partial(SavingSink, kinds.CHAT)
+    saver = partial(consumer, group, make_run=OverlappedRun)
     made = [
-        consumer(group, accepted, chats, other_group=deliver, other_off="off", gate=gate),
-        consumer(group, to_save, partial(chats, is_delivered=True)),
+        saver(accepted, chats, other_group=deliver, other_off="off", gate=gate),
+        saver(to_save, partial(chats, is_delivered=True)),
     ]
     for kind in kinds.SAVERS:
         if kind != kinds.CHAT:
-            made.append(consumer(group, kinds.accepted_stream(kind), partial(SavingSink, kind)))
+            made.append(saver(kinds.accepted_stream(kind), partial(SavingSink, kind)))
     return made
 
 
@@ -75,11 +78,16 @@ class SavingSink(EntriesSink):
         super().__init__(run)
         self.kind = kind
         self.is_delivered = is_delivered  # the receiver got the message before it was saved
+        self.given: Sequence[Any] | None = None  # what the entries say, if all of them can be read
         self.results: list[Settled] = []
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        super().add(entries)
+        self.given = read_batch(self.kind, self.entries)
 
     def write(self, db: GuardedSession) -> None:
         failpoint("receipts.before_save")
-        self.results = save_batch(db, self.kind, self.entries)
+        self.results = save_batch(db, self.kind, self.entries, self.given)
 
     def on_checkpoint_complete(self, _checkpoint_id: int, /) -> None:
         failpoint("receipts.after_save")
@@ -90,29 +98,38 @@ class SavingSink(EntriesSink):
 
     def _tell(self) -> None:
         """Update the claims, and publish frames for the users of chats."""
-        keys = [kinds.claim_key(each.receipt.id) for each in self.results]
-        values: list[Any] = [settings.current().receipt_claim_seconds]
+        claims: dict[tuple[Any, ...], list[Settled]] = defaultdict(list)
         for each in self.results:
-            values += _values_of(each.receipt)
-        if self.kind == kinds.CHAT:
-            for each in self.results:
-                values += _pushes(each, is_delivered=self.is_delivered)
-        self.source.ask(self.source.client.register_script(lua.SETTLE), keys=keys, args=values)
+            claims[_group_of(each)].append(each)
+        script = self.source.client.register_script(lua.SETTLE)
+        for number, (common, settled) in enumerate(claims.items(), 1):
+            keys = [kinds.claim_key(each.row.id) for each in settled]
+            values = [settings.current().receipt_claim_seconds, *common]
+            for each in settled:
+                values += (each.row.sha256, each.saved.seq, str(each.saved.task_id or ""))
+            if number == len(claims):
+                values += self._pushes()
+            self.source.ask(script, keys=keys, args=values)
+
+    def _pushes(self) -> list[bytes]:
+        if self.kind != kinds.CHAT:
+            return []
+        return [part for each in self.results for part in _pushes(each, is_delivered=self.is_delivered)]
 
 
-def _values_of(receipt: Receipt) -> list[Any]:
-    """Return what the script `SETTLE` writes into a claim."""
-    at = milliseconds(receipt.saved_at) if receipt.saved_at else ""
-    told = [receipt.code or "", receipt.reason or "", str(receipt.task_id or "")]
-    return [receipt.sha256, receipt.level.value, receipt.ledger_seq, at, *told]
+def _group_of(settled: Settled) -> tuple[Any, ...]:
+    """Return what the script `SETTLE` writes into the claims of all messages that were saved together."""
+    rejected = settled.rejected
+    code, reason = (rejected.code, rejected.reason) if rejected else ("", "")
+    return settled.level.value, milliseconds(settled.saved.saved_at), code, reason
 
 
 def _pushes(settled: Settled, *, is_delivered: bool) -> list[bytes]:
     """Return pairs of a channel and a frame: the receipt for the sender, and the message for the receiver."""
     try:
-        message = chat_messages.read_entry(settled.entry)
+        message = settled.given.message if settled.given else chat_messages.read_entry(settled.entry)
         pairs = frames.published(message.sender, frames.receipt_frame(message, settled.receipt))
-        if settled.receipt.level is Level.SAVED and not is_delivered:
+        if settled.level is Level.SAVED and not is_delivered:
             pairs += frames.published(message.receiver, frames.message_frame(message))
     except (KeyError, ValueError):
         return []  # the entry was rejected, and does not say who sent it, or not as text
@@ -120,14 +137,13 @@ def _pushes(settled: Settled, *, is_delivered: bool) -> list[bytes]:
 
 
 def _count(results: Sequence[Settled]) -> None:
-    new = [each.receipt for each in results if each.is_new]
+    new = [each for each in results if each.is_new]
     metrics.RECEIPT_FAILURES_TOTAL.labels("duplicate").inc(len(results) - len(new))
-    for level, count in Counter(receipt.level for receipt in new).items():
+    for level, count in Counter(each.level for each in new).items():
         metrics.RECEIPTS_TOTAL.labels(level.value).inc(count)
     lags = [
-        max(0.0, (receipt.saved_at - receipt.accepted_at).total_seconds())
-        for receipt in new
-        if receipt.saved_at is not None
+        max(0.0, (each.saved.saved_at - each.row.accepted_at).total_seconds()) if each.row.accepted_at else 0.0
+        for each in new
     ]
     metrics.observe_many(metrics.RECEIPT_SAVE_LAG_SECONDS, lags)
     if late := sum(lag > settings.current().receipt_promise_seconds for lag in lags):

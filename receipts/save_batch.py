@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
@@ -42,46 +42,80 @@ PROGRAM_LIMITS: Final = "54"  # a class of SQLSTATEs, such as: a value is too lo
 UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """An entry with its receipt; `is_new` is False if it was saved before this batch."""
+class Settled(NamedTuple):
+    """What became of an entry. `given` is what its kind has read from it, or None if it cannot be read."""
 
     entry: Entry
-    receipt: Receipt
-    is_new: bool
+    given: Any
+    row: rows.Row
+    saved: Saved  # or rejected: the number and the time of the receipt
+    rejected: Rejected | None = None
+
+    @property
+    def level(self) -> Level:
+        return Level.REJECTED if self.rejected else Level.SAVED
+
+    @property
+    def is_new(self) -> bool:
+        """Return False if the entry was saved before this batch."""
+        return self.saved.is_new
+
+    @property
+    def receipt(self) -> Receipt:
+        receipt = rows.receipt_of(self.row, self.saved, settings.current().receipt_promise_seconds)
+        if self.rejected is None:
+            return receipt
+        return replace(receipt, level=Level.REJECTED, code=self.rejected.code, reason=self.rejected.reason)
 
 
-def save_batch(db: GuardedSession, kind: str, entries: Sequence[Entry]) -> list[Settled]:
-    """Save entries of one kind in the transaction of `db`, and reject those that can never be saved."""
+def read_batch(kind: str, entries: Sequence[Entry]) -> Sequence[Any] | None:
+    """Return what entries of one kind say, or None if one of them cannot be read."""
+    try:
+        return kinds.saver_of(kind).read(kind, entries)
+    except (CeleriacError, *UNREADABLE):
+        return None
+
+
+def save_batch(
+    db: GuardedSession, kind: str, entries: Sequence[Entry], given: Sequence[Any] | None = None
+) -> list[Settled]:
+    """Save entries of one kind in the transaction of `db`, and reject those that can never be saved.
+
+    `given` is what `read_batch` returned for them, if they were read beforehand.
+    """
     if not entries:
         return []
     saver = kinds.saver_of(kind)
     try:
-        given = [saver.row_of(kind, entry) for entry in entries]
+        given = saver.read(kind, entries) if given is None else given
         with db.begin_nested(), tasks_are_accepted():
-            results = saver.save(db, entries, given)
+            results = saver.save(db, given)
             return [_settle(db, *each) for each in zip(entries, given, results, strict=True)]
     except Exception as error:
         if not _is_fault_of_an_entry(error):
             raise
         if len(entries) == 1:
-            return [_settle(db, entries[0], _row_of(kind, entries[0]), _rejected(error))]
+            row, (one,) = _row_of(kind, entries[0]), given or (None,)
+            return [_reject(db, entries[0], one, row, _rejected(error))]
         middle = len(entries) // 2
         return [*save_batch(db, kind, entries[:middle]), *save_batch(db, kind, entries[middle:])]
 
 
-def _settle(db: GuardedSession, entry: Entry, row: rows.Row, result: SaveResult) -> Settled:
-    promise = settings.current().receipt_promise_seconds
+def _settle(db: GuardedSession, entry: Entry, given: Any, result: SaveResult) -> Settled:
     if isinstance(result, Saved):
-        return Settled(entry, rows.receipt_of(row, result, promise), result.is_new)
+        return Settled(entry, given, given.row, result)
+    return _reject(db, entry, given, given.row, result)
+
+
+def _reject(db: GuardedSession, entry: Entry, given: Any, row: rows.Row, result: Rejected) -> Settled:
+    promise = settings.current().receipt_promise_seconds
     row = _storable_row(row)
     shown = {storable(name): storable(value[:SHOWN_CHARACTERS]) for name, value in entry.fields.items()}
     code, reason = result.code, storable(result.reason)[:REASON_CHARACTERS]
     seq, at = rows.reject(db, row, promise, code=code, reason=reason, entry=shown, notify=_notify_of(entry))
-    receipt = replace(rows.receipt_of(row, Saved(seq, at), promise), level=Level.REJECTED, code=code, reason=reason)
     fields = {"event": "receipt_rejected", "code": result.code, "kind": row.kind}
     logger.error("The message %s was rejected: %s", row.id, reason, extra=fields)
-    return Settled(entry, receipt, is_new=True)
+    return Settled(entry, given, row, Saved(seq, at), Rejected(code, reason))
 
 
 def _is_fault_of_an_entry(error: Exception) -> bool:
@@ -126,7 +160,7 @@ def _time_of(entry: Entry) -> datetime:
 
 def _storable_row(row: rows.Row) -> rows.Row:
     client_id = None if row.client_id is None else storable(row.client_id)
-    return replace(row, principal=storable(row.principal), client_id=client_id, sha256=storable(row.sha256))
+    return row._replace(principal=storable(row.principal), client_id=client_id, sha256=storable(row.sha256))
 
 
 def _notify_of(entry: Entry) -> str | None:

@@ -18,6 +18,7 @@ from receipts.streams.checkpoint_sinks import CheckpointAwareSink, Handle
 from receipts.streams.consume import ShardRun, consume_together
 from receipts.streams.consumers import Gate, Shard, StreamConsumer
 from receipts.streams.entries import Batch, Entry
+from receipts.streams.shard_lease import ShardLease
 from receipts.streams.source import StreamSource
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ def consumer(
     other_group: str = "",
     other_off: str = "",
     gate: Gate | None = None,
+    make_run: Callable[[Shard, ShardLease], ShardRun] | None = None,
 ) -> StreamConsumer:
     """Return a consumer that gives its batches to a sink.
 
@@ -68,6 +70,7 @@ def consumer(
         gate=gate,
         defers_ack=False,  # the transaction of a batch is its checkpoint
         lease_seconds=LEASE_SECONDS,
+        make_run=make_run,
     )
 
 

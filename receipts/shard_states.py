@@ -44,11 +44,11 @@ class ShardState:
     groups: list[GroupState]
 
 
-def read_shards() -> list[ShardState]:
+def read_shards(*, answer_seconds: float = 5.0) -> list[ShardState]:
     """Return every shard of the receipt log; raise ReceiptLogUnreachable."""
     with autocommit(engine()) as connection:
         holders = {stream: (holder, until) for stream, holder, until in connection.execute(HOLDERS)}
-    with connected() as client:
+    with connected(answer_seconds=answer_seconds) as client:
         seconds, microseconds = client.time()
         return [_read(client, key, holders, seconds + microseconds / 1e6) for key in kinds.stream_keys()]
 

@@ -20,10 +20,17 @@ def read_streams() -> tuple[Samples, Samples]:
     pending: Samples = []
     try:
         with connected(answer_seconds=ANSWER_SECONDS) as client:
-            for key in kinds.stream_keys():
-                lengths.append(((key,), client.xlen(key)))
-                for group in client.xinfo_groups(key) if client.exists(key) else ():
-                    pending.append(((key, group["name"]), group["pending"]))
+            keys = list(kinds.stream_keys())
+            pipeline = client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.xlen(key).exists(key)
+            answers = pipeline.execute()
+            lengths += [((key,), length) for key, length in zip(keys, answers[::2], strict=True)]
+            existing = [key for key, exists in zip(keys, answers[1::2], strict=True) if exists]
+            for key in existing:
+                pipeline.xinfo_groups(key)
+            for key, groups in zip(existing, pipeline.execute(), strict=True):
+                pending += [((key, group["name"]), group["pending"]) for group in groups]
     except (ReceiptLogUnreachable, settings.SettingsError):
         return [], []
     return lengths, pending

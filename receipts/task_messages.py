@@ -1,6 +1,7 @@
 """Tasks and workflows that get receipts: their messages, and how batches of them are saved.
 
-An entry has the fields `id`, `principal`, `clientId`, `sha256`, `createdAtMs` and `task`: the task as JSON.
+An entry has the fields `id`, `principal`, `clientId`, `sha256`, `createdAtMs`, `key` (empty: none), `payload` as
+canonical JSON, and `task`: everything else as JSON. The payload goes from the entry into the ledger as it is.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -23,10 +24,12 @@ from receipts.accept import Message
 from receipts.receipt import AOF_ALWAYS, COMMIT, Receipt, from_milliseconds
 from receipts.save_results import Rejected, Saved, SaveResult
 from receipts.streams.entries import Entry
-from tasks.submission.envelope import CheckedTask, NewTask, check_task
+from tasks.submission.envelope import CheckedTask, NewTask, check_task, with_payload
 from tasks.submission.submit import IdempotencyConflict, Submitted, id_of, submit_each
 
 ID: Final = "id"
+KEY: Final = "key"
+PAYLOAD: Final = "payload"
 TASK: Final = "task"
 
 
@@ -36,8 +39,6 @@ def message_of(new: NewTask, *, principal: str, client_id: str | None, kind: str
     id_, sha = id_of(new), payload_sha(checked.payload)
     written = {
         "type": new.type,
-        "payload": new.payload,
-        "key": new.key,
         "queue": checked.queue,
         "priority": checked.priority,
         "run_at": new.run_at.isoformat() if isinstance(new.run_at, datetime) else None,
@@ -53,6 +54,8 @@ def message_of(new: NewTask, *, principal: str, client_id: str | None, kind: str
         "principal": principal,
         "clientId": client_id or "",
         "sha256": sha,
+        KEY: new.key or "",
+        PAYLOAD: checked.payload,
         TASK: json.dumps(written, ensure_ascii=False, separators=(",", ":")),
     }
     return Message(kind, id_, principal, sha, fields, client_id)
@@ -72,17 +75,34 @@ def save_now(db: Session, message: Message, new: NewTask, *, ordered: bool) -> R
     return replace(receipt or rows.receipt_of(row, saved, promise), duplicate=not found.created)
 
 
-def save(db: Session, entries: Sequence[Entry], of_entries: Sequence[rows.Row]) -> list[SaveResult]:
+class Given(NamedTuple):
+    """A task that was read from an entry, or why it can never be saved."""
+
+    row: rows.Row
+    task: CheckedTask | Rejected
+
+
+def read(kind: str, entries: Sequence[Entry]) -> list[Given]:
+    """Read tasks. Those of one client often differ in payload and key only, so that everything else is read once."""
+    known: dict[str, CheckedTask] = {}
+    return [Given(row_of(kind, entry), _read(entry, known)) for entry in entries]
+
+
+def save(db: Session, given: Sequence[Given]) -> list[SaveResult]:
     """Write tasks, their wake-ups and their receipts into the ledger: one statement for the tasks, one for receipts."""
-    given = [_read(entry, row) for entry, row in zip(entries, of_entries, strict=True)]
-    once: dict[uuid.UUID, _Given] = {}  # a message may be in a batch twice; the first one counts
+    once: dict[uuid.UUID, CheckedTask] = {}  # a message may be in a batch twice; the first one counts
+    first_rows: list[rows.Row] = []
     for each in given:
-        if isinstance(each, _Given):
-            once.setdefault(each.row.id, each)
-    submitted = dict(zip(once, submit_each(db, [(id_, each.checked) for id_, each in once.items()]), strict=True))
-    accepted = [once[id_].row for id_, found in submitted.items() if isinstance(found, Submitted)]
+        if isinstance(each.task, CheckedTask) and each.row.id not in once:
+            once[each.row.id] = each.task
+            first_rows.append(each.row)
+    submitted = submit_each(db, list(once.items()))
+    accepted = [row for row, found in zip(first_rows, submitted, strict=True) if isinstance(found, Submitted)]
     saved = rows.insert(db, accepted, settings.current().receipt_promise_seconds)
-    return [_result(each, once, submitted, saved) for each in given]
+    if len(accepted) == len(given) and all(found.created for found in submitted if isinstance(found, Submitted)):
+        return [saved[row.id] for row in accepted]
+    found_of = dict(zip(once, submitted, strict=True))
+    return [_result(each, once, found_of, saved) for each in given]
 
 
 def row_of(kind: str, entry: Entry) -> rows.Row:
@@ -98,37 +118,38 @@ def row_of(kind: str, entry: Entry) -> rows.Row:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """A task that was read from an entry."""
-
-    row: rows.Row
-    checked: CheckedTask
-
-
-def _read(entry: Entry, row: rows.Row) -> _Given | Rejected:
-    written = json.loads(entry.fields[TASK])
-    batch = written.pop("batch", None)
-    times = {name: datetime.fromisoformat(written[name]) for name in ("run_at", "expires") if written.get(name)}
-    new = NewTask(**{**written, **times})
+def _read(entry: Entry, known: dict[str, CheckedTask]) -> CheckedTask | Rejected:
+    fields = entry.fields
+    written = fields[TASK]
     try:
-        checked = check_task(new)
+        if written not in known:
+            known[written] = _check(written)
+        return with_payload(known[written], fields[PAYLOAD], fields[KEY] or None)
     except CeleriacError as error:
         return Rejected(error.code, error.message)
-    return _Given(row, checked if checked.batch else replace(checked, batch=batch))
+
+
+def _check(written: str) -> CheckedTask:
+    """Return a task without payload and key."""
+    given = json.loads(written)
+    batch = given.pop("batch", None)
+    times = {name: datetime.fromisoformat(given[name]) for name in ("run_at", "expires") if given.get(name)}
+    checked = check_task(NewTask(**{**given, **times}))
+    return checked if checked.batch else checked._replace(batch=batch)
 
 
 def _result(
-    given: _Given | Rejected,
-    once: dict[uuid.UUID, _Given],
+    given: Given,
+    once: dict[uuid.UUID, CheckedTask],
     submitted: dict[uuid.UUID, Submitted | IdempotencyConflict],
     saved: dict[uuid.UUID, Saved],
 ) -> SaveResult:
-    if isinstance(given, Rejected):
-        return given
-    found = submitted[given.row.id]
-    if isinstance(found, IdempotencyConflict) or once[given.row.id].checked.payload != given.checked.payload:
-        conflict = IdempotencyConflict(given.row.id)
+    if isinstance(given.task, Rejected):
+        return given.task
+    id_ = given.row.id
+    found = submitted[id_]
+    if isinstance(found, IdempotencyConflict) or once[id_].payload != given.task.payload:
+        conflict = IdempotencyConflict(id_)
         return Rejected(conflict.code, conflict.message)
-    result = saved[given.row.id]
-    return result if result.is_new == found.created else replace(result, is_new=found.created)
+    result = saved[id_]
+    return result if result.is_new == found.created else result._replace(is_new=found.created)

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any, Final
 
 import metrics
@@ -117,7 +118,7 @@ def _hold_free(shards: Sequence[Shard]) -> Iterator[ShardRun]:
         lease = ShardLease.take(engine(), shard, seconds=shard.lease_seconds)
         if lease is not None:
             try:
-                yield ShardRun(shard, lease)
+                yield (shard.consumer.make_run or ShardRun)(shard, lease)
             except BaseException:
                 lease.release()
                 raise
@@ -161,6 +162,7 @@ class ShardRun:
         self._checkpoint_at = 0.0  # the last one, by `time.monotonic()`
         self._began_at = 0.0
         self.has_found = False  # entries, in the last step
+        self.asked = 0  # how many entries the last batch could have
         self._entry_size = FIRST_ENTRY_CHARACTERS  # the average of the last batch
         self.failure: Exception | None = None
         given = shard.consumer.defers_ack
@@ -205,11 +207,13 @@ class ShardRun:
     def collect(self, *, wait_seconds: float = 0.0) -> bool:
         """Read a batch and call the handler. Return False if there was nothing to read."""
         self.lease.check()
-        entries = self.source.read(self._batch_size(), wait_seconds=wait_seconds)
+        self.asked = self._batch_size()
+        entries = self.source.read(self.asked, wait_seconds=wait_seconds)
         failpoint("stream.after_read")
         if not entries:
             return False
-        self._entry_size = sum(len(value) for entry in entries for value in entry.fields.values()) / len(entries)
+        values = chain.from_iterable(entry.fields.values() for entry in entries)
+        self._entry_size = sum(map(len, values)) / len(entries)
         if not self.collected:
             if self.defers_ack or self.shard.consumer.sinks:  # only these need an id
                 self.checkpoint.id = self.lease.begin_checkpoint()
@@ -257,7 +261,20 @@ class ShardRun:
             self.lease.release()
 
     def _complete(self, decided: Checkpoint, *, has_row: bool) -> None:
-        for sink in self.sinks.values():
+        self._finish(decided, self.sinks, self.collected, has_row=has_row)
+        self.collected = []
+        self._is_decided = False
+
+    def _finish(
+        self,
+        decided: Checkpoint,
+        sinks: Mapping[str, CheckpointAwareSink],
+        entries: Sequence[Entry],
+        *,
+        has_row: bool,
+    ) -> None:
+        """Make the effects visible, then acknowledge the entries."""
+        for sink in sinks.values():
             sink.on_checkpoint_complete(decided.id)
             failpoint("checkpoint.after_sink")
         if has_row:
@@ -266,9 +283,7 @@ class ShardRun:
         failpoint("checkpoint.before_ack")
         self.source.acknowledge(decided.entry_ids)
         failpoint("checkpoint.after_ack")
-        self.collected = []
-        self._is_decided = False
-        self.repeats.remember()
+        self.repeats.remember(entries)
 
     def _abort(self) -> None:
         metrics.CHECKPOINT_TOTAL.labels("aborted").inc()

@@ -46,6 +46,7 @@ class StreamConsumer:
     gate: Gate | None = None
     defers_ack: bool | None = None  # None: CHECKPOINT_DEFER_ACK
     lease_seconds: float | None = None  # None: CHECKPOINT_CLAIM_IDLE_MS
+    make_run: Callable[[Any, Any], Any] | None = None  # of a shard and its lease; None: `ShardRun`
 
 
 @dataclass(frozen=True, slots=True)

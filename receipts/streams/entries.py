@@ -30,8 +30,10 @@ class Entry:
     @property
     def headers(self) -> Mapping[str, Any]:
         """Return the headers, or none if the field is not a JSON object."""
+        if "headers" not in self.fields:
+            return {}
         try:
-            found = json.loads(self.fields.get("headers", "{}"))
+            found = json.loads(self.fields["headers"])
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}

@@ -39,13 +39,15 @@ class Repeats:
                 self._collected.add(message_id)
         return left
 
-    def remember(self) -> None:
-        """Remember the messages of the entries that have just been acknowledged."""
-        if self._collected:
+    def remember(self, entries: Sequence[Entry]) -> None:
+        """Remember the messages of these entries, which have just been acknowledged."""
+        if not self._collected:
+            return
+        if acknowledged := self._collected & {entry.original_message_id for entry in entries}:
             seconds, _ = self.source.ask("time")
-            self.source.ask("zadd", self.key, dict.fromkeys(self._collected, seconds))
+            self.source.ask("zadd", self.key, dict.fromkeys(acknowledged, seconds))
             self.source.ask("zremrangebyrank", self.key, 0, -REMEMBERED - 1)
-        self._collected = set()
+            self._collected -= acknowledged
 
     def _known(self, message_ids: set[str]) -> set[str]:
         asked = sorted(message_ids)

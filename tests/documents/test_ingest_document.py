@@ -68,6 +68,26 @@ def test_a_file_of_each_type_becomes_searchable(
     assert done["result"] == expected | ({"pages": pages} if pages else {})
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "content", "sentence"),
+    [
+        ("DOCUMENT_MAX_PAGES", "1", "a.pdf", make_pdf("One.", "Two."), "The PDF has 2 pages; the limit is 1"),
+        ("DOCUMENT_MAX_SECONDS", "1", "a.html", b"<!" * 1_000_000, "more than 1 s of processor time"),
+        ("DOCUMENT_MAX_BYTES", "10", "a.txt", b"Hello, dear reader.", "more than 10 characters"),
+    ],
+    ids=["pages", "seconds", "characters"],
+)
+def test_a_document_beyond_a_limit_of_the_settings_is_dead_at_once(
+    variable: str, value: str, name: str, content: bytes, sentence: str
+) -> None:
+    id_ = upload(content, name).task_id
+    with changed_settings(**{variable: value}):
+        delivered([id_])
+    done = task(id_)
+    assert (done["status"], done["error_code"]) == ("DEAD", "permanent")
+    assert sentence in done["error_message"]
+
+
 def test_a_hundred_pages_are_all_searchable() -> None:
     done = ingest(make_pdf(*(f"Word{n} {SENTENCE * 20}" for n in range(100))), "long.pdf")
     assert done["result"]["pages"] == 100

@@ -22,10 +22,9 @@ CHAT: dict[str, str] = {
     "producerServerId": "hand",
     "createdAtMs": "1700000000000",
 }
+PAYLOAD = '{"n": 1}'
 TASK: dict[str, Any] = {
     "type": "test.insert",
-    "payload": {"n": 1},
-    "key": None,
     "queue": None,
     "priority": None,
     "run_at": None,
@@ -45,9 +44,9 @@ def without(field: str) -> Fields:
     return {name: value for name, value in chat().items() if name != field}
 
 
-def task(written: str | None = None, **fields: str) -> Fields:
+def task(written: str | None = None, **fields: str | bytes) -> Fields:
     given = json.dumps(TASK) if written is None else written
-    return COMMON | {"id": str(uuid.uuid4()), "task": given, **fields}
+    return COMMON | {"id": str(uuid.uuid4()), "key": "", "payload": PAYLOAD, "task": given, **fields}
 
 
 def changed(**fields: Any) -> Fields:
@@ -73,21 +72,22 @@ BAD: dict[str, list[Fields]] = {
     kinds.TASKS: [
         {"other": "fields"},
         *(task(written) for written in ("", "{", "5", "null", "[]", '"text"', "{}", "[" * 100_000)),
-        task(json.dumps(TASK).replace('"n": 1', '"n": NaN')),
-        task(json.dumps(TASK).replace('"n": 1', '"n": 1e400')),
-        task(json.dumps(TASK).replace('"n": 1', f'"n": {"9" * 5000}')),
-        task(json.dumps(TASK).replace('"n"', r'"\ud800"')),
-        task(json.dumps(TASK).replace('"n"', r'"\u0000"')),
+        *(task(payload=text) for text in ("", "{", '{"n": 1} {}', "1e400", '{"a": [1, -1.5E+400]}', "\0", NOT_UTF8)),
+        *(task(payload=PAYLOAD.replace("1", number)) for number in ("NaN", "-Infinity", "1e400", "9" * 5000)),
+        *(task(payload=PAYLOAD.replace("n", name)) for name in (r"\ud800", r"\u0000", "\n")),
+        *(task(payload="[" * deep + "]" * deep) for deep in (65, 100_000)),
+        task(payload=json.dumps(dict.fromkeys(map(str, range(10_001))))),
+        task(payload=json.dumps("x" * 1_100_000)),
+        *(task(key=text) for text in ("\0", "\x1f", "x" * 501, TOO_LONG)),
         task(json.dumps({**TASK, "\ud800": 1})),  # an error message would quote the name
         task(id="not a UUID"),
         *(task(**{name: "\0"}) for name in ("sha256", "principal", "clientId")),
         task(createdAtMs="9" * 400),
         changed(type="no.such.type"),
-        *(changed(**{name: {}}) for name in ("type", "key", "priority", "partition_key", "notify")),
+        *(changed(**{name: {}}) for name in ("type", "priority", "partition_key", "notify")),
         *(changed(**{name: "x"}) for name in ("queue", "priority", "run_at", "max_attempts", "context", "notify")),
         changed(max_attempts=10**30),
         changed(type="no.such.type", batch="x"),
-        changed(key=TOO_LONG),
         changed(unknown="field"),
     ],
     kinds.DOCUMENTS: [

@@ -18,8 +18,9 @@ from models.sql import sql
 from receipts import deliver, kinds, log_client, save, shard_consumers
 from receipts.kinds import stream_keys
 from receipts.receipt import Receipt
-from receipts.streams.consume import ShardRun, consume_together
+from receipts.streams.consume import consume_together
 from receipts.streams.consumers import Shard
+from receipts.streams.overlapped_run import OverlappedRun
 from receipts.streams.shard_lease import ShardLease
 from tests.outbox.ledger import move
 from tests.receipts.receiving import Receiving
@@ -112,12 +113,14 @@ def shard_of(kind: str, number: int = 0, *, holder: str | None = None) -> Shard:
     return Shard.of(consumer, number, holder=holder)
 
 
-def begin(holder: str | None = None, kind: str = kinds.CHAT) -> ShardRun:
+def begin(holder: str | None = None, kind: str = kinds.CHAT) -> OverlappedRun:
     """Take a shard as this saver, for tests that go on step by step."""
     shard = shard_of(kind, holder=holder)
     lease = ShardLease.take(engine(), shard, seconds=10)
     assert lease, "the shard is not free"
-    run = ShardRun(shard, lease)
+    make_run = shard.consumer.make_run
+    assert make_run is not None
+    run: OverlappedRun = make_run(shard, lease)
     run.begin()
     return run
 

@@ -63,7 +63,8 @@ class Reader:
 def save(db: Session, *ids: str, sender: str = "ann", receiver: str = "bob") -> None:
     """Save messages in one batch, all accepted at the same time, as a saver does."""
     given = [ChatMessage(sender, receiver, each, f"body of {each}") for each in ids]
-    results = chat_messages._save(db, [(each, each.row(None, policy=COMMIT), None) for each in given])
+    rows = [each.row(None, policy=COMMIT) for each in given]
+    results = chat_messages.save(db, [chat_messages.Given(*each, None) for each in zip(given, rows, strict=True)])
     assert all(isinstance(result, Saved) for result in results)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -314,19 +315,44 @@ def test_a_keyed_postgresql_cannot_take_part_in_a_checkpoint(
 
 
 @only("Redis list")
+@pytest.mark.parametrize(("drain", "logged"), [("0", ["handler_late"]), ("50000", [])])
 def test_a_handler_that_keeps_a_checkpoint_waiting_is_logged(
-    stream: StreamUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stream: StreamUnderTest,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    drain: str,
+    logged: list[str],
 ) -> None:
-    monkeypatch.setenv("CHECKPOINT_DRAIN_MS", "0")
+    monkeypatch.setenv("CHECKPOINT_DRAIN_MS", drain)
     settings.current.cache_clear()
     stream.add(0)
     run = stream.begin("first")
     assert run.collect()
-    run._began_at -= 100.0
+    run._began_at -= 40.0
     with caplog.at_level(logging.WARNING):
         run.commit()
     run.end()
-    assert events(caplog) == ["handler_late"]
+    assert events(caplog) == logged
+
+
+@only("Redis list")
+def test_a_consumer_waits_for_entries_and_until_the_next_checkpoint_as_the_settings_say(
+    stream: StreamUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECEIPT_BLOCK_MS", "7000")
+    monkeypatch.setenv("CHECKPOINT_INTERVAL_MS", "3000")
+    settings.current.cache_clear()
+    stream.add(0)
+    run = stream.begin("first")
+    assert run.collect()
+    run.commit()
+    now = time.monotonic()
+    assert run.wait_seconds(now, now + 100) == 7
+    stream.add(1)
+    assert run.collect()
+    assert run.wait_seconds(now, now + 100) == pytest.approx(3, abs=1)
+    run.commit()
+    run.end()
 
 
 @only("Redis list")
