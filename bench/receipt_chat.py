@@ -28,7 +28,7 @@ from typing import Any, Final
 from websockets.asyncio.client import ClientConnection, connect
 
 from api.tokens import Scope
-from bench.ingest import Say
+from bench.measure_system import Say
 from bench.peers.programs import MeasurementFailed
 from bench.receipt_load import Waits
 from bench.receipt_stack import Stack, running_servers

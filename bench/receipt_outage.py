@@ -196,7 +196,7 @@ def _record(engine: Engine, batches: Sequence[Sequence[Entry]]) -> list[list[tup
 
 
 def _save(db: Session, batch: Sequence[Entry]) -> None:
-    task_messages.save(db, batch, [task_messages.row_of(kinds.TASKS, entry) for entry in batch])
+    task_messages.save(db, task_messages.read(kinds.TASKS, batch))
 
 
 def _batches(stack: Stack, count: int) -> list[list[Entry]]:

@@ -21,7 +21,8 @@ from statistics import median
 from typing import Final
 
 from api.tokens import Scope
-from bench.ingest import Goal, Say
+from bench.ingest import Goal
+from bench.measure_system import Say
 from bench.peers.programs import MeasurementFailed
 from bench.receipt_chat import Chat
 from bench.receipt_chat import measure as measure_chat

@@ -28,7 +28,8 @@ import psutil
 import redis
 from sqlalchemy import Engine
 
-from bench.ingest import EXACTLY, UNDONE, Goal, Say, await_effects
+from bench.ingest import Goal
+from bench.measure_system import EXACTLY, UNDONE, Say, await_effects
 from bench.peers.effect import PROCESSES, SINK
 from bench.peers.programs import PATIENCE_SECONDS, MeasurementFailed, Place, answer
 from bench.recovery_handlers import LOST_BATCH

@@ -2,9 +2,9 @@
 
 The cost is what a sink adds to a task: the time of tasks that write to the sink, minus the time of the same tasks with
 a handler that does nothing. The committed INSERT is measured in the same way, in a handler that makes it without any
-guarantee. For the ledger's own database the cost is the whole time of a task in a batch: there is nothing to subtract,
-because the effect shares the commit of the batch. All run in this process, through the code that a worker runs, on
-temporary durable servers.
+guarantee. For the ledger's own database the cost is the whole time of a task in a batch of the default size: there is
+nothing to subtract, because the effect shares the commit of the batch. All run in this process, through the code that a
+worker runs, on temporary durable servers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any, Final
 from sqlalchemy import Engine, make_url, text
 
 import settings
-from bench.ingest import Goal, Say
+from bench.ingest import Goal
+from bench.measure_system import Say
 from bench.scratch import scratch_servers
 from embedded.home import Home
 from embedded.postgres import Postgres
@@ -32,6 +33,7 @@ from models.engine import engine, make_engine, sessions
 from outbox.after_commit_publisher import after_commit_publisher
 from sinks.configuration import open_sinks
 from tasks import NewTask, handler, submit_many
+from tasks.core.registry import DEFAULT_BATCH
 from tasks.core.task import Task
 from tasks.execution.deliver import deliver
 
@@ -39,7 +41,8 @@ CREATE: Final = text("CREATE TABLE public.bench_effect (task_id uuid NOT NULL, n
 INSERT: Final = text("INSERT INTO public.bench_effect (task_id, n) VALUES (:task_id, :n)")
 ATOMIC: Final = "atomic, in a batch"
 WANTED: Final = {ATOMIC: 0.5, "keyed PostgreSQL": 1.5, "two-phase PostgreSQL": 5.0}
-BATCH: Final = 100
+BATCH: Final = 100  # tasks of a round
+ATOMIC_BATCH: Final = DEFAULT_BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def measure(*, count: int, say: Say) -> Found:
         kinds: dict[str, Callable[[], float]] = {
             "nothing": partial(_tasks, "bench.nothing"),
             "INSERT": partial(_tasks, "bench.insert"),
-            ATOMIC: partial(_tasks, "bench.atomic"),
+            ATOMIC: lambda: _tasks("bench.atomic", ATOMIC_BATCH) * BATCH / ATOMIC_BATCH,
             **{kind: partial(_tasks, f"bench.{name}") for name, (kind, _) in SINKS.items()},
         }
         for name in SINKS:
@@ -133,7 +136,7 @@ def _register_handlers(other: Engine) -> None:
 
     handler("bench.nothing", transactional=False, batch=BATCH)(_do_nothing)
     handler("bench.insert", transactional=False, batch=BATCH)(insert)
-    handler("bench.atomic", batch=BATCH)(_insert_in_transaction)
+    handler("bench.atomic", batch=ATOMIC_BATCH)(_insert_in_transaction)
     for name, (_, write) in SINKS.items():
         handler(f"bench.{name}", transactional=False, batch=BATCH)(_writer(name, write))
 
@@ -154,10 +157,10 @@ def _writer(name: str, write: Callable[[Task, str], None]) -> Callable[[Task], N
     return run
 
 
-def _tasks(type_: str) -> float:
-    """Return the seconds that a hundred tasks take from their claim to SUCCEEDED."""
+def _tasks(type_: str, count: int = BATCH) -> float:
+    """Return the seconds that so many tasks take from their claim to SUCCEEDED."""
     with sessions()() as session:
-        ids = [str(each.task_id) for each in submit_many(session, [NewTask(type_) for _ in range(BATCH)])]
+        ids = [str(each.task_id) for each in submit_many(session, [NewTask(type_) for _ in range(count)])]
         session.commit()
     after_commit_publisher().wait_until_idle()
     began_at = time.perf_counter()

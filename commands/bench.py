@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from commands.bench_goals import print_goals
+from commands.bench_progress import running_bench
 from commands.bench_receipts import receipts
 from commands.options import Json
 from commands.output import console, print_json, print_table
@@ -56,16 +57,16 @@ def outbox(
     from bench import outbox_history as old
     from bench.scratch import scratch_servers
 
-    with console.status("starting servers …") as status, scratch_servers(stream=fresh.STREAM) as settings:
-        status.update("relays to the Celery queue …")
+    with running_bench() as show, scratch_servers(stream=fresh.STREAM) as settings:
+        show("relays to the Celery queue …")
         celery = fresh.to_celery(settings, count=count)
-        status.update("relays to a Redis Stream …")
+        show("relays to a Redis Stream …")
         stream = fresh.to_redis_stream(settings, count=count)
-        status.update("single events …")
+        show("single events …")
         add, delay = fresh.latencies(settings, count=singles)
-        status.update("claims with a long history …")
+        show("claims with a long history …")
         claim = old.claim_cost(settings, history=history)
-        status.update(f"holding a transaction open for {held_seconds} s …")
+        show(f"holding a transaction open for {held_seconds} s …")
         held = old.held_transaction(settings, seconds=held_seconds)
     if as_json:
         print_json({"celery": celery, "stream": stream, "add": add, "delay": delay, "claim": claim, "held": held})
@@ -130,14 +131,14 @@ def ingest(
 
     if not without_peers:
         require_peers()
-    with console.status("starting …") as status:
+    with running_bench() as show:
         found = measured.measure(
             count=count,
             singles=singles,
             rounds=rounds,
             with_peers=not without_peers,
             memory_tasks=(memory_tasks // 10, memory_tasks) if memory else None,
-            say=status.update,
+            say=show,
         )
     goals = measured.goals(found)
     if as_json:
@@ -163,8 +164,8 @@ def recovery(
     """
     from bench import recovery as measured
 
-    with console.status("starting …") as status:
-        found = measured.measure(count=count, outage_seconds=outage_seconds, rounds=rounds, say=status.update)
+    with running_bench() as show:
+        found = measured.measure(count=count, outage_seconds=outage_seconds, rounds=rounds, say=show)
     goals = measured.goals(found)
     if as_json:
         print_json({"found": found, "goals": goals})
@@ -209,8 +210,8 @@ def sinks(
     """
     from bench import sinks as measured
 
-    with console.status("starting …") as status:
-        found = measured.measure(count=count, say=status.update)
+    with running_bench() as show:
+        found = measured.measure(count=count, say=show)
     goals = measured.goals(found)
     if as_json:
         print_json({"found": found, "goals": goals})
@@ -239,8 +240,8 @@ def operations(
     """
     from bench import operations as measured
 
-    with console.status("starting …") as status:
-        found = measured.measure(tasks=tasks, events=events, tally=tally, say=status.update)
+    with running_bench() as show:
+        found = measured.measure(tasks=tasks, events=events, tally=tally, say=show)
     if as_json:
         print_json(found)
         return
@@ -251,8 +252,9 @@ def operations(
 def _print_systems(found: Found) -> None:
     from bench.ingest import fastest
 
-    systems = [*found.plain, *found.peers, *found.task, found.keyed, *found.many, found.limit]
-    task, many = fastest(found.task), fastest(found.many)
+    ours = [found.hundred, found.keyed, found.sqlalchemy, found.task, *found.many]
+    systems = [*found.plain, *found.peers, *ours, found.limit_task, found.limit]
+    task, many = found.task.per_second, fastest(found.many)
     print_table(
         ("submitted in advance", "tasks/s", "ours per task", "ours many=True"),
         [
@@ -279,6 +281,11 @@ def _print_systems(found: Found) -> None:
             ("one task, submit → start, p99 ms", f"{found.plain_latency.p99_ms:.1f}", f"{found.latency.p99_ms:.1f}"),
             ("submit_many, tasks/s", f"{found.bare_insert:,.0f}", f"{found.submit_many:,.0f}"),
         ],
+    )
+    console.print()
+    print_table(
+        ("tasks that wait 200 ms for an HTTP server, two processes", "tasks/s"),
+        [(rate.system, f"{rate.per_second:,.0f}") for rate in found.waiting],
     )
     if found.memory:
         first, last = found.memory.first_mib, found.memory.last_mib

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from commands.bench_goals import print_goals
+from commands.bench_progress import running_bench
 from commands.options import Json
-from commands.output import console, on_stderr, print_json, print_table
+from commands.output import console, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +47,7 @@ def receipts(
 
     if clients == 1:
         raise typer.BadParameter("A client needs another one to send to.", param_hint="--clients")
-    with on_stderr.status("starting …") as status:
+    with running_bench() as show:
         found = measured.measure(
             seconds=seconds,
             rate=rate,
@@ -54,7 +55,7 @@ def receipts(
             outage_seconds=outage_seconds,
             clients=clients,
             messages=messages,
-            say=status.update,
+            say=show,
         )
     goals = measured.goals(found)
     if as_json:

@@ -19,6 +19,8 @@ PROCESSES: Final = 2
 CLIENTS: Final = 4  # threads that submit one by one
 PAUSE_SECONDS: Final = 0.03  # between single tasks: light load
 GATE: Final = "BENCH_GATE"
+SLOW_URL: Final = "BENCH_SLOW_URL"
+AT_ONCE: Final = 100  # tasks that wait for the network at the same time, in both processes together
 VALUE: Final = "x" * 100
 SINK: Final = "CREATE TABLE bench_sink (n bigint NOT NULL, value text NOT NULL)"
 INSERT: Final = "INSERT INTO bench_sink (n, value) VALUES (%s, %s)"
@@ -40,6 +42,11 @@ def database_url() -> str:
 
 def broker_url() -> str:
     return os.environ["BROKER_URL"]
+
+
+def slow_url() -> str:
+    """Return the address of the server that answers slowly (`bench/slow_server.py`)."""
+    return os.environ[SLOW_URL]
 
 
 def become(*command: str) -> None:

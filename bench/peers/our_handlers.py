@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
+import httpx2
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from bench.peers.effect import VALUE, pass_gate
+from bench.peers.effect import AT_ONCE, INSERT, PROCESSES, VALUE, pass_gate, slow_url
+from models.guarded_session import GuardedSession
 from tasks import Task, handler
 
 MANY: Final = 1000
-SMALL_TASKS: Final = 1000  # batch size for tasks that take almost no time
+HUNDRED: Final = 100
 ONE_ROW: Final = text("INSERT INTO bench_sink (n, value) VALUES (:n, :value)")
 # the same statement as in raw_sql.py
 MANY_ROWS: Final = text("INSERT INTO bench_sink (n, value) SELECT n, :value FROM unnest(CAST(:n AS bigint[])) AS n")
 
 
 @handler("bench.task")
-def insert(task: Task, db: Session) -> None:
+def insert(task: Task, db: GuardedSession) -> None:
+    """Insert through the driver, as all other systems of the bench do."""
+    with db.cursor() as cursor:
+        cursor.execute(INSERT, (task.payload["n"], VALUE))
+
+
+@handler("bench.sqlalchemy")
+def insert_with_sqlalchemy(task: Task, db: GuardedSession) -> None:
     db.execute(ONE_ROW, {"n": task.payload["n"], "value": VALUE})
 
 
-@handler("bench.small", batch=SMALL_TASKS)
-def insert_small(task: Task, db: Session) -> None:
+@handler("bench.hundred", batch=HUNDRED)
+def insert_in_hundreds(task: Task, db: GuardedSession) -> None:
     insert(task, db)
 
 
@@ -38,6 +48,16 @@ def insert_many(tasks: Sequence[Task], db: Session) -> None:
 def start(task: Task, db: Session) -> None:
     started_at = time.monotonic()
     db.execute(ONE_ROW, {"n": task.payload["n"], "value": repr(started_at)})
+
+
+@handler("bench.wait", concurrency=AT_ONCE // PROCESSES)
+async def wait(_task: Task) -> None:
+    await _client().get(slow_url())
+
+
+@cache
+def _client() -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(timeout=30)
 
 
 @handler("bench.gate", batch=1)

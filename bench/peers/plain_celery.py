@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import urllib.request
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ import psycopg2
 from celery import Celery
 
 from bench.peers.effect import (
+    AT_ONCE,
     CLIENTS,
     INSERT,
     PAUSE_SECONDS,
@@ -21,6 +23,7 @@ from bench.peers.effect import (
     database_url,
     pass_gate,
     run_command,
+    slow_url,
 )
 
 app = Celery("bench-plain", broker=broker_url(), set_as_current=False)
@@ -45,6 +48,13 @@ def start(n: int) -> None:
     _cursor().execute(INSERT, (n, repr(started_at)))
 
 
+@app.task(name="bench.wait")
+def wait() -> None:
+    pass_gate()
+    with urllib.request.urlopen(slow_url()) as answer:  # noqa: S310 - our own server
+        answer.read()
+
+
 @cache
 def _cursor() -> Any:
     """Return a cursor that commits each statement, the cheapest possible transaction."""
@@ -56,6 +66,11 @@ def _cursor() -> Any:
 def submit(count: int) -> None:
     for n in range(count):
         insert.delay(n)
+
+
+def submit_waiting(count: int) -> None:
+    for _ in range(count):
+        wait.delay()
 
 
 def one_by_one(count: int, _in_sessions: int) -> dict[str, float]:
@@ -85,12 +100,29 @@ def singles(count: int) -> list[float]:
     return began
 
 
-def work(width: int, _place: int) -> None:
+def work(width: int, place: int) -> None:
+    _become_worker(place, "-c", str(PROCESSES), "--prefetch-multiplier", str(width))
+
+
+def work_in_threads(width: int, place: int) -> None:
+    """One process with threads; the other process is another worker."""
+    threads = ("-P", "threads", "-c", str(AT_ONCE // PROCESSES))
+    _become_worker(place, *threads, "--prefetch-multiplier", str(width))
+
+
+def _become_worker(place: int, *options: str) -> None:
     become(
-        *("celery", "-A", "bench.peers.plain_celery", "worker", "-c", str(PROCESSES), "-l", "WARNING"),
-        *("--prefetch-multiplier", str(width), "--without-gossip", "--without-mingle"),
+        *("celery", "-A", "bench.peers.plain_celery", "worker", "-l", "WARNING", "-n", f"plain-{place}@%h"),
+        *("--without-gossip", "--without-mingle", *options),
     )
 
 
 if __name__ == "__main__":
-    run_command(submit=submit, one_by_one=one_by_one, singles=singles, work=work)
+    run_command(
+        submit=submit,
+        submit_waiting=submit_waiting,
+        one_by_one=one_by_one,
+        singles=singles,
+        work=work,
+        work_in_threads=work_in_threads,
+    )

@@ -131,12 +131,14 @@ def read_answer(program: ChildProcess) -> Any:
 
 
 @contextmanager
-def working(place: Place, module: str, width: int, programs: int) -> Iterator[list[ChildProcess]]:
+def working(
+    place: Place, module: str, width: int, programs: int, command: str = "work"
+) -> Iterator[list[ChildProcess]]:
     """Run as many worker programs as make two processes, until the end of the block."""
     running: list[ChildProcess] = []
     try:
         for number in range(programs):
-            running.append(place.start(f"{module}-work-{number}", module, ("work", width, number)))
+            running.append(place.start(f"{module}-work-{number}", module, (command, width, number)))
         yield running
     finally:
         end_all(running)

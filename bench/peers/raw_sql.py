@@ -1,21 +1,22 @@
 """The upper limit: our own claim and settle statements in bare psycopg2, without Celery, session or handler.
 
-`ours.py` submits the tasks. Each process takes every second batch; `width` is the batch size. `insert` is the upper
-limit of submitting: the rows that `submit_many` writes, as bare multi-row INSERTs.
+`ours.py` submits the tasks. Each process takes every second batch; `width` is the batch size. `work` inserts the
+effects of a batch with one statement, as a batch handler can; `work_one_by_one` sends an INSERT for each task. `insert`
+is the upper limit of submitting: the rows that `submit_many` writes, as bare multi-row INSERTs.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import psycopg2
 from psycopg2.extensions import new_array_type, register_type
 from psycopg2.extras import execute_values, register_default_jsonb
 
-from bench.peers.effect import PROCESSES, VALUE, database_url, pass_gate, run_command
+from bench.peers.effect import INSERT, PROCESSES, VALUE, database_url, pass_gate, run_command
 from models.driver_values import array, array_of_ids, parse_json
 from models.sql import sql
 from tally.append import Sums
@@ -28,6 +29,7 @@ UUIDS: Final = new_array_type((2951,), "uuid[]", psycopg2.STRING)  # psycopg2 do
 CHUNK: Final = 1000
 WAKEUP: Final = 100
 LEASE_SECONDS: Final = 60
+TYPES: Final = ("bench.many", "bench.task")
 MANY_ROWS: Final = "INSERT INTO bench_sink (n, value) SELECT n, %s FROM unnest(%s) AS n"
 TASKS: Final = sql("""
     INSERT INTO ledger.ingest_task (id, type, payload, context, queue, priority, max_attempts, last_wakeup_at,
@@ -43,6 +45,18 @@ WAKEUPS: Final = sql("""
 
 
 def work(width: int, place: int) -> None:
+    _work(width, place, lambda cursor, numbers: cursor.execute(MANY_ROWS, (VALUE, numbers)))
+
+
+def work_one_by_one(width: int, place: int) -> None:
+    def insert_each(cursor: Any, numbers: Sequence[int]) -> None:
+        for n in numbers:
+            cursor.execute(INSERT, (n, VALUE))
+
+    _work(width, place, insert_each)
+
+
+def _work(width: int, place: int, insert: Callable[[Any, Sequence[int]], object]) -> None:
     register_type(UUIDS)
     register_default_jsonb(globally=True, loads=parse_json)  # as Celeriac does
     with psycopg2.connect(database_url()) as connection, connection.cursor() as cursor:
@@ -58,7 +72,7 @@ def work(width: int, place: int) -> None:
             cursor.execute(claim, claiming(ids[start : start + width], token))
             rows = [row for row in cursor.fetchall() if row[-1] == "RUN"]
             connection.commit()
-            cursor.execute(MANY_ROWS, (VALUE, [row[2]["n"] for row in rows]))
+            insert(cursor, [row[2]["n"] for row in rows])
             cursor.execute(succeed, succeeding([row[0] for row in rows], token))
             answer = cursor.fetchone()
             assert answer is not None
@@ -70,10 +84,10 @@ def work(width: int, place: int) -> None:
 def claiming(ids: Sequence[str], token: str) -> dict[str, Any]:
     """Return the parameters of CLAIM."""
     known = {
-        "types": array(["bench.many"]),
-        "batches": array([len(ids)]),
-        "relaxed": array([True]),
-        "limited": array([False]),
+        "types": array(TYPES),
+        "batches": array([len(ids)] * len(TYPES)),
+        "relaxed": array([True] * len(TYPES)),
+        "limited": array([False] * len(TYPES)),
     }
     return {**known, "ids": array_of_ids(ids), "token": token, "holder": "raw", "lease_seconds": LEASE_SECONDS}
 
@@ -128,4 +142,4 @@ def _wakeup(ids: Sequence[str], at: str, token: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    run_command(work=work, insert=insert)
+    run_command(work=work, work_one_by_one=work_one_by_one, insert=insert)

@@ -13,11 +13,7 @@ import pytest
 
 from bench.scratch import scratch_servers
 from settings import ROOT, current
-
-
-def left_behind() -> set[Path]:
-    """Return the temporary folders of the bench that exist now."""
-    return set(Path(tempfile.gettempdir()).glob("celeriac-bench-*"))
+from tests.bench.test_bench_ingest import still_running
 
 
 def test_the_bench_never_touches_the_servers_named_in_the_environment(
@@ -34,15 +30,15 @@ def test_the_bench_never_touches_the_servers_named_in_the_environment(
         assert not [url for url in urls if ":1/" in url]
         assert "stream=s" in settings.outbox_destinations["s"]
     assert os.environ["DATABASE_URL"] == "postgresql://owner@127.0.0.1:1/precious"
-    assert left_behind() == set()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_bench_outbox_measures_everything_and_cleans_up() -> None:
-    before = left_behind()
+def test_bench_outbox_measures_everything_and_cleans_up(temporary: Path) -> None:
     few = ["--count", "1000", "--singles", "100", "--history", "50000", "--held-seconds", "2"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), "bench", "outbox", *few, "--json"],
+        env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         check=True,
@@ -50,4 +46,5 @@ def test_bench_outbox_measures_everything_and_cleans_up() -> None:
     found = json.loads(done.stdout)
     assert found.keys() == {"celery", "stream", "add", "delay", "claim", "held"}
     assert min(number for part in found.values() for number in part.values()) > 0
-    assert left_behind() == before
+    assert still_running(temporary) == []
+    assert list(temporary.iterdir()) == []

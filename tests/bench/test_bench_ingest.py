@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.ingest import Found, Goal, Latency, Memory, Rate, goals, pause, percentiles
+from bench.ingest import Found, Goal, goals
+from bench.measure_system import Latency, Memory, Rate, pause, percentiles
 from bench.peers import programs, raw_sql
 from bench.peers.programs import PEERS_PYTHON, PeersMissing, require_peers
 from commands.bench import _print_systems
@@ -29,16 +30,20 @@ FOUND = Found(
     plain=[Rate("plain, prefetch 1", 500), Rate("plain, prefetch 16", 400)],
     peers=[Rate("a peer", 1000), Rate("a better peer", 1600)],
     limit=Rate("raw SQL", 10_000),
-    task=[Rate("ours", 4000)],
-    many=[Rate("ours, many", 8000), Rate("ours, many, larger", 7000)],
-    keyed=Rate("ours, keyed", 2000),
-    plain_one_by_one=300,
+    limit_task=Rate("raw SQL, one by one", 8000),
+    task=Rate("ours", 6500),
+    hundred=Rate("ours, a hundred", 4000),
+    sqlalchemy=Rate("ours, SQLAlchemy", 5000),
+    many=[Rate("ours, many", 9000), Rate("ours, many, larger", 7000)],
+    keyed=Rate("ours, keyed", 3250),
+    plain_one_by_one=200,
     one_by_one=599,
     one_by_one_in_sessions=400,
     plain_latency=Latency(3, 6),
-    latency=Latency(15, 61),
+    latency=Latency(6, 15.1),
     bare_insert=10_000,
     submit_many=6000,
+    waiting=[Rate("plain, prefork", 10), Rate("plain, threads", 400), Rate("ours, async", 250)],
     memory=Memory(10, 100.0, 100, 110.0),
 )
 
@@ -54,15 +59,17 @@ def still_running(folder: Path) -> list[str]:
 
 def test_a_goal_is_measured_against_the_better_setting_of_each_system() -> None:
     reached = {goal.what: goal for goal in goals(FOUND)}
-    assert reached["per-task handler : plain Celery"] == Goal("per-task handler : plain Celery", 8, 8)
-    assert reached["per-task handler : best peer"].reached == 2.5
-    assert reached["many=True : plain Celery"].reached == 16
-    assert reached["many=True : raw SQL"].reached == 0.8
+    assert reached["per-task handler : plain Celery"] == Goal("per-task handler : plain Celery", 13, 13)
+    assert reached["per-task handler : best peer"].reached == 6500 / 1600
+    assert reached["many=True : raw SQL"].reached == 0.9
+    assert reached["1,000 tasks that wait 200 ms, async, s"] == Goal(
+        "1,000 tasks that wait 200 ms, async, s", 4, 4, at_most=True
+    )
 
 
 def test_a_goal_is_met_when_it_is_reached_exactly_and_missed_just_below() -> None:
     missed = [goal.what for goal in goals(FOUND) if not goal.is_met]
-    assert missed == ["one by one : plain Celery", "submit → start, p99 ms"]
+    assert missed == ["one by one : plain Celery", "submit → start, p99 : plain Celery"]
 
 
 @pytest.mark.parametrize("found", [FOUND, dataclasses.replace(FOUND, peers=[], memory=None)], ids=["all", "alone"])
@@ -71,7 +78,19 @@ def test_every_measured_rate_is_printed(found: Found, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert all(
         rate.system in printed
-        for rate in (*found.plain, *found.peers, found.limit, *found.task, found.keyed, *found.many)
+        for rate in (
+            *(
+                *found.plain,
+                *found.peers,
+                found.limit,
+                found.limit_task,
+                found.task,
+                found.hundred,
+                found.sqlalchemy,
+                found.keyed,
+            ),
+            *(*found.many, *found.waiting),
+        )
     )
 
 
@@ -136,7 +155,7 @@ def test_bench_ingest_measures_everything_and_cleans_up(temporary: Path) -> None
     assert len(found["peers"]) == (6 if with_peers else 0)
     assert found.keys() == {field.name for field in dataclasses.fields(Found)}
     assert min(numbers(found)) > 0
-    assert len(output["goals"]) == (10 if with_peers else 9)
+    assert len(output["goals"]) == (11 if with_peers else 10)
     assert still_running(temporary) == []
     assert list(temporary.iterdir()) == []
 
