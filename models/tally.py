@@ -33,6 +33,7 @@ class TaskTally(Base):
     run: Mapped[list[int]] = mapped_column(ARRAY(Integer))  # a histogram (`tally/histograms.py`)
     wait_seconds: Mapped[float] = mapped_column(Float(53))
     wait: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    kind: Mapped[int] = mapped_column(BigInteger)  # what it counts, as one number (`tally/append.py`)
 
 
 class TallyPeriod(Base):

@@ -38,6 +38,7 @@ class Counts:
         self._lock = threading.Lock()
         self._sums: dict[Counted, Sums] = {}
         self._timer: threading.Timer | None = None
+        self._is_delayed = False
 
     def add(self, counted: Counted, sums: Sums) -> None:
         with self._lock:
@@ -60,9 +61,14 @@ class Counts:
             with autocommit(engine()) as connection:
                 connection.execute(APPEND, append_values(sums))
         except (SQLAlchemyError, CeleriacError, settings.SettingsError) as error:
-            logger.warning("Not counted yet: %s", str(error).partition("\n")[0], extra={"event": "tally_delayed"})
+            if not self._is_delayed:
+                reason = str(error).partition("\n")[0]
+                logger.warning("Counts for the metrics are written later: %s", reason, extra={"event": "tally_delayed"})
+            self._is_delayed = not is_last
             for counted, each in () if is_last else sums.items():
                 self.add(counted, each)
+        else:
+            self._is_delayed = False
 
 
 counts: Final = Counts()

@@ -15,7 +15,7 @@ from tasks.operations.backlog import read_backlog_alerts
 SEEN_LATELY_SECONDS: Final = 60.0
 
 SAMPLE: Final = 100
-EVENTS_CEILING: Final = 50_000
+EVENTS_CEILING: Final = 10_000
 _NOW: Final = "(SELECT at FROM clock)"
 _FIRST: Final = f"""SELECT {SINCE} AS since FROM ledger.ingest_task
             WHERE queue = kind.queue AND type = kind.type AND {OPEN} AND {DUE_AT}"""

@@ -8,11 +8,11 @@ cannot be read because a server does not answer are left out; `celeriac_ledger_u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -25,6 +25,7 @@ from tally.subjects import Subject
 from tally.totals import Total, read_totals
 from tasks import broker
 from tasks.operations.gauges import Gauges, read_gauges
+from tasks.operations.metrics_text import Histograms, write_metrics
 
 GROUP: Final = "ingest-workers"
 
@@ -50,7 +51,7 @@ HISTOGRAMS: Final = {
 GAUGES: Final = {
     "ingest_stream_length": ("Messages in a queue of the broker, or entries in a receipt stream", ("stream",)),
     "ingest_stream_pending": ("RUNNING tasks of a queue, or entries that a group is consuming", ("stream", "group")),
-    "outbox_backlog": ("Events that are not sent: NEW and RETRYING; an estimate above 50,000", ()),
+    "outbox_backlog": ("Events that are not sent: NEW and RETRYING; an estimate above 10,000", ()),
     "celeriac_outbox_scheduled": ("Unsent outbox events that are not due yet", ()),
     "celeriac_task_oldest_due_seconds": ("How long the oldest due task of a queue has waited", ("queue",)),
     "celeriac_backlog_alert": ("1 if more than BACKLOG_ALERT_THRESHOLD tasks are due in a queue", ("queue",)),
@@ -70,37 +71,39 @@ CELERY_COUNTERS: Final = {
     "celery_task_revoked": "discarded",
 }
 CELERY_LABELS: Final = ("name", "queue_name")
+_BOUNDS: Final = (*map(floatToGoString, BOUNDS), "+Inf")
 
 
 Samples = Iterable[tuple[Sequence[str], float]]
 
 
 def exposition(streams: Callable[[], tuple[Samples, Samples]] = lambda: ((), ())) -> bytes:
-    """Return the metrics in Prometheus's text format. `streams` reads lengths and pending entries of streams."""
-    return _written(_collect(*streams()))
+    """Return the metrics in Prometheus's text format. `streams` reads lengths and pending entries of streams.
+
+    A thread asks the broker and reads the streams while PostgreSQL works.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="scrape") as thread:
+        depths, read = thread.submit(_read_depths), thread.submit(streams)
+        return write_metrics(_collect(depths, read))
 
 
 def exposition_without_ledger() -> bytes:
     """Return what can be said while the ledger does not answer."""
-    return _written([_gauge("celeriac_ledger_unreachable", [((), 1)])])
+    return write_metrics([_gauge("celeriac_ledger_unreachable", [((), 1)])])
 
 
-def _written(families: Iterable[Metric]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_Collected(list(families)))
-    return generate_latest(registry)
-
-
-class _Collected:
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self.families = families
-
-    def collect(self) -> Sequence[Metric]:
-        return self.families
-
-
-def _collect(lengths: Samples, pending: Samples) -> Iterator[Metric]:
+def _read_depths() -> dict[str, int] | None:
+    """Return the number of messages in each queue; None if the broker does not answer."""
     current = settings.current()
+    queues = [*current.ingest_queues, "system", "receipts", *filter(None, [current.ingest_dlq_queue])]
+    try:
+        return broker.depths(queues, patience_seconds=broker.SHOWN_SECONDS)
+    except CeleriacError:
+        return None
+
+
+def _collect(asked: Future[dict[str, int] | None], streams: Future[tuple[Samples, Samples]]) -> Iterator[Metric]:
+    celery_names = settings.current().metrics_celery_names
     try:
         with engine().connect() as connection:
             totals = read_totals(connection)
@@ -113,21 +116,17 @@ def _collect(lengths: Samples, pending: Samples) -> Iterator[Metric]:
         yield _gauge("celeriac_ledger_unreachable", [((), 0)])
         yield from _counters(totals)
         yield from _histograms(totals)
-        yield from _gauges(gauges, pending)
-        if current.metrics_celery_names:
+        yield from _gauges(gauges, streams.result()[1])
+        if celery_names:
             yield from _celery_counters(totals)
-    queues = [*current.ingest_queues, "system", "receipts", *filter(None, [current.ingest_dlq_queue])]
-    depths: dict[str, int] = {}
-    try:
-        depths = broker.depths(queues, patience_seconds=broker.SHOWN_SECONDS)
-        yield _gauge("celeriac_broker_unreachable", [((), 0)])
-    except CeleriacError:
-        yield _gauge("celeriac_broker_unreachable", [((), 1)])
-    yield _gauge("ingest_stream_length", [*(((queue,), depth) for queue, depth in depths.items()), *lengths])
-    if current.metrics_celery_names and depths:
+    depths = asked.result()
+    yield _gauge("celeriac_broker_unreachable", [((), depths is None)])
+    in_queues = [((queue,), depth) for queue, depth in (depths or {}).items()]
+    yield _gauge("ingest_stream_length", [*in_queues, *streams.result()[0]])
+    if celery_names and depths:
         family = GaugeMetricFamily("celery_queue_length", "Messages in a queue", labels=["queue_name"])
-        for queue, depth in depths.items():
-            family.add_metric([queue], depth)
+        for labels, depth in in_queues:
+            family.add_metric(labels, depth)
         yield family
 
 
@@ -175,7 +174,7 @@ def _summed(given: Iterable[tuple[tuple[str, ...], Sequence[int], float]]) -> di
 
 def _histogram(name: str, samples: Iterable[tuple[Sequence[str], tuple[Sequence[int], float]]]) -> Metric:
     meaning, labels = HISTOGRAMS[name]
-    family = HistogramMetricFamily(name, meaning, labels=labels)
+    family = Histograms(name, meaning, labels)
     for given, (counts, seconds) in samples:
         family.add_metric(given, _buckets(counts), seconds)
     return family
@@ -184,7 +183,7 @@ def _histogram(name: str, samples: Iterable[tuple[Sequence[str], tuple[Sequence[
 def _buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
     """Return for each bound how many values are not above it."""
     padded = [*counts, *[0] * (len(BOUNDS) + 1 - len(counts))]
-    return list(zip([*map(floatToGoString, BOUNDS), "+Inf"], accumulate(padded), strict=True))
+    return list(zip(_BOUNDS, accumulate(padded), strict=True))
 
 
 def _gauges(found: Gauges, pending: Samples) -> Iterator[Metric]:
@@ -217,7 +216,7 @@ def _celery_counters(totals: Sequence[Total]) -> Iterator[Metric]:
             if each.result == result:
                 family.add_metric([each.type, each.queue], each.count)
         yield family
-    runtime = HistogramMetricFamily("celery_task_runtime", "Time in the handler", labels=CELERY_LABELS)
+    runtime = Histograms("celery_task_runtime", "Time in the handler", CELERY_LABELS)
     times = _summed(((each.type, each.queue), each.run, each.run_seconds) for each in tasks if each.run)
     for labels, (counts, seconds) in times.items():
         runtime.add_metric(labels, _buckets(counts), seconds)

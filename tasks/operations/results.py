@@ -41,6 +41,7 @@ from tasks.operations.poll_pace import FIRST_PAUSE_SECONDS, PollPace
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 5.0  # after the last wait, until the thread ends
+FIRST_LOOK_SECONDS: Final = 5.0  # for the first look at a task, if its timeout is shorter than that takes
 STATEMENT_TIMEOUT_SECONDS: Final = 5.0
 TaskId = uuid.UUID | str
 
@@ -98,7 +99,9 @@ def get(task_id: TaskId) -> TaskResult:
 def wait(task_id: TaskId, *, timeout: float | None = None) -> TaskResult:
     """Return a task when it is final. Raises UnknownTask, and WaitTimeout after `timeout` seconds.
 
-    A handler must not wait for a task of its own queue: all worker processes may be waiting.
+    The ledger is asked at least once, also with a timeout of 0. The call blocks its thread: in an `async def` function,
+    write `await asyncio.to_thread(tasks.wait, id)`. A handler must not wait for a task of its own queue: all worker
+    processes may be waiting.
     """
     return _final_tasks().wait(_parse(task_id), timeout)
 
@@ -107,7 +110,7 @@ def cancel(task_id: TaskId, *, reason: str | None = None) -> TaskStatus:
     """Discard a task that waits or runs, and return its status before. Raises UnknownTask and AlreadyDone.
 
     A running handler is interrupted with `LeaseLost` within seconds, and nothing that it writes to the ledger's
-    database is committed. A batch handler is not interrupted, but its batch runs again without the task.
+    database is committed. A batch handler is not interrupted; its tasks run again one by one.
     """
     return discard.cancel(engine(), _parse(task_id), actor=actor(), reason=reason, even_running=True)
 
@@ -122,7 +125,14 @@ class _Waiter:
 
     def __init__(self) -> None:
         self.has_arrived = threading.Event()
+        self.was_looked_for = threading.Event()  # the ledger was asked at least once
         self.found: TaskResult | None = None  # None: there is no such task
+
+    def arrives_within(self, seconds: float | None) -> bool:
+        """Wait for the task, and in any case until the ledger was asked."""
+        if not self.has_arrived.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX)):
+            self.was_looked_for.wait(FIRST_LOOK_SECONDS)
+        return self.has_arrived.is_set()
 
     def give(self, found: TaskResult | None) -> None:
         self.found = found
@@ -151,7 +161,7 @@ class FinalTasks:
                 self._thread = thread
             self._changed.notify()
         try:
-            if not waiter.has_arrived.wait(seconds):
+            if not waiter.arrives_within(seconds):
                 why = "; the ledger is unreachable at the moment" if self._is_failing else ""
                 raise WaitTimeout(f"The task {task_id} was not final after {seconds:g} s{why}.")
         finally:
@@ -204,12 +214,15 @@ class FinalTasks:
                     "Tasks cannot be followed at the moment: %s", reason, extra={"event": "tasks_not_followed"}
                 )
             self._is_failing = True
-            return False
-        self._is_failing = False
+            found = {}
+        else:
+            self._is_failing = False
         with self._changed:
-            for id_, task in found.items():
+            for id_ in ids:
                 for waiter in self._waiters.get(id_, ()):
-                    waiter.give(task)
+                    if id_ in found:
+                        waiter.give(found[id_])
+                    waiter.was_looked_for.set()
         return bool(found)
 
     def _pause(self, pace: PollPace) -> None:

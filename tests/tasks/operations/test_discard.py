@@ -9,11 +9,12 @@ from sqlalchemy.orm import Session
 
 from models.engine import engine
 from tasks.core.task import Task
+from tasks.execution.heartbeat import heartbeat
 from tasks.operations import dead_tasks
 from tasks.operations.discard import AlreadyDone, discard
 from tasks.operations.listing import UnknownTask
 from tests.tasks.command_line import manage
-from tests.tasks.deliveries import audits, delivered, inserting, leases, scalar, scripted, submitted
+from tests.tasks.deliveries import audits, delivered, handled, inserting, leases, scalar, scripted, submitted
 from tests.tasks.work import effects, insert, task, transitions, wakeups
 
 pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
@@ -43,6 +44,28 @@ def test_a_task_discarded_while_it_runs_has_no_effect_and_the_rest_of_its_batch_
     assert [task(id_)["status"] for id_ in ids] == ["SUCCEEDED", "DISCARDED", "SUCCEEDED"]
     assert effects() == {ids[0]: 1, ids[2]: 1}
     assert audits() == [(ids[1], "late_success")]
+    assert leases() == 0
+
+
+def test_a_batch_handler_is_not_interrupted_and_its_tasks_run_again_one_by_one() -> None:
+    """The discarded one, too: that it is lost shows when it is settled, and rolls back what it wrote."""
+    ran: list[list[int]] = []
+
+    def work(tasks: list[Task], db: Session) -> None:
+        ran.append([each.payload for each in tasks])
+        for each in tasks:
+            insert(each, db)
+        if len(ran) == 1:
+            discard(engine(), tasks[1].id, actor="me")
+            heartbeat().watch()
+
+    with handled("test.batch", work, many=True):
+        ids = submitted(3, "test.batch", lambda n: n)
+        delivered(ids)
+    assert ran[0] == [0, 1, 2]
+    assert [task(id_)["status"] for id_ in ids] == ["SUCCEEDED", "DISCARDED", "SUCCEEDED"]
+    assert effects() == {ids[0]: 1, ids[2]: 1}
+    assert ran[1:] == [[0], [1], [2]]
     assert leases() == 0
 
 

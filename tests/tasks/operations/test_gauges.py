@@ -6,10 +6,30 @@ import pytest
 
 from models.engine import engine
 from models.sql import sql
+from tasks.operations import gauges
 from tasks.operations.gauges import read_gauges
 from tests.servers import ServersOfTests, wait_until
 
 pytestmark = pytest.mark.usefixtures("ledger")
+
+
+def test_unsent_events_are_counted_up_to_a_ceiling_and_estimated_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = sql("INSERT INTO ledger.outbox_event (destination, payload) SELECT 'd', '1' FROM generate_series(1, :n)")
+
+    def unsent() -> int:
+        with engine().connect() as connection:
+            return read_gauges(connection).unsent_events
+
+    monkeypatch.setattr(gauges, "EVENTS_CEILING", 30)
+    with engine().begin() as connection:
+        connection.execute(insert, {"n": 29})
+    assert unsent() == 29
+    with engine().begin() as connection:
+        connection.execute(insert, {"n": 20})
+    assert unsent() == 30, "nothing was analysed, so nothing is known beyond the ceiling"
+    with engine().begin() as connection:
+        connection.execute(sql("ANALYZE ledger.outbox_event"))
+    assert unsent() == 49
 
 
 def test_a_transaction_of_another_role_holds_the_horizon_back(stack: ServersOfTests) -> None:
@@ -19,6 +39,10 @@ def test_a_transaction_of_another_role_holds_the_horizon_back(stack: ServersOfTe
         with engine().connect() as connection:
             return read_gauges(connection).horizon
 
+    with stack.cluster.superuser.connect() as connection:  # tests before have cut off or suspended their connections
+        connection.execute(sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_xmin IS NOT NULL"
+                               " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"))  # fmt: skip
+    assert horizon() < 1
     with stack.cluster.superuser.connect().execution_options(isolation_level="REPEATABLE READ") as other:
         other.execute(sql("SELECT 1"))  # the snapshot of the whole transaction
         wait_until(lambda: horizon() > 1, "the age of the other transaction is shown")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy.exc import DBAPIError
@@ -11,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 import settings
 from models.engine import engine
 from models.sql import sql
+from outbox import paused_queues
 from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import NewTask, broker, submit, submit_many, ticks
@@ -22,6 +24,7 @@ from tasks.operations.pauses import NoSuchQueue, pause_queue, resume_queue
 from tasks.operations.rebuild_broker import count_due, wake_all_due
 from tasks.submission.closed_queues import BacklogFull, QueueClosed, QueuePaused, tasks_are_accepted
 from tests.outbox.ledger import move, woken
+from tests.outbox.scripted import Clock
 from tests.servers import ServersOfTests
 from tests.tasks.command_line import manage
 from tests.tasks.deliveries import claimed, submitted
@@ -108,6 +111,25 @@ def test_a_resume_that_was_interrupted_is_finished_by_the_search_for_lost_wakeup
     assert repair_lost_wakeups() == 2
     deliver(engine(), published(ledger))
     assert effects() == dict.fromkeys(ids, 1)
+
+
+def test_a_publisher_that_knows_of_no_pause_sees_one_within_a_second_and_its_end_at_once(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(paused_queues, "time", SimpleNamespace(monotonic=clock))
+    known = paused_queues.PausedQueues()
+
+    def is_paused() -> bool:
+        with engine().connect() as connection:
+            return known.is_paused(connection, "celery:ingest")
+
+    assert not is_paused()
+    pause()
+    clock.now += 1
+    assert is_paused()
+    resume()
+    assert not is_paused()
 
 
 def test_rebuilding_the_broker_leaves_paused_queues_out(ledger: ServersOfTests) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import subprocess
 import sys
 import threading
@@ -74,6 +76,28 @@ def test_waiting_for_too_long_is_an_error_with_a_code_and_does_not_change_the_ta
     assert (raised.value.code, task(id_)["status"]) == ("wait_timeout", "QUEUED")
 
 
+def test_the_ledger_is_asked_at_least_once_also_with_a_timeout_of_zero() -> None:
+    (done,), (waiting,) = scripted(lambda *_: 7), submitted()
+    delivered([done])
+    assert tasks.wait(done, timeout=0).result == 7
+    assert tasks.wait(done, timeout=math.inf).result == 7
+    with pytest.raises(tasks.WaitTimeout):
+        tasks.wait(waiting, timeout=0)
+    with pytest.raises(tasks.UnknownTask):
+        tasks.wait(uuid.UUID(int=7), timeout=0)
+
+
+def test_an_event_loop_waits_in_a_thread_and_goes_on_meanwhile() -> None:
+    (id_,) = scripted(lambda *_: 7)
+
+    async def run_while_waiting() -> tasks.TaskResult:
+        waiting = asyncio.create_task(asyncio.to_thread(tasks.wait, id_, timeout=60))
+        await asyncio.to_thread(delivered, [id_])
+        return await waiting
+
+    assert asyncio.run(run_while_waiting()).result == 7
+
+
 @pytest.mark.guarantee
 def test_many_threads_that_wait_share_one_connection() -> None:
     ids = submitted(60)
@@ -121,6 +145,14 @@ def test_a_waiting_task_that_is_cancelled_never_runs(status: str) -> None:
     delivered([id_])
     assert task(id_)["status"] == "DISCARDED"
     assert transitions(id_, "to_status, message")[-1] == ("DISCARDED", "ordered twice")
+
+
+def test_a_task_is_cancelled_once() -> None:
+    (id_,) = submitted()
+    tasks.cancel(id_, reason="the first time")
+    with pytest.raises(tasks.AlreadyDone, match="is DISCARDED already"):
+        tasks.cancel(id_, reason="the second time")
+    assert transitions(id_, "to_status, message")[-1] == ("DISCARDED", "the first time")
 
 
 def test_a_final_task_cannot_be_cancelled_and_a_live_one_not_requeued() -> None:
