@@ -117,7 +117,7 @@ timezone = "UTC"  # ticks must not shift with daylight saving time
 imports = ("tasks.celery_tasks", "tasks.worker", "receipts.celery_tasks")  # `-A tasks` does not import these
 
 # Ticks expire after their interval, so that they do not pile up while no worker consumes the system queue.
-beat_scheduler = "celery.beat:Scheduler"  # needs no file: the ledger records when each tick last ran
+beat_scheduler = "tasks.beat:TickScheduler"  # needs no file: the ledger records when each tick last ran
 beat_max_loop_interval = 1  # a clock that is set back delays a tick by a second, not by minutes
 beat_schedule = {  # a tick may be sent twice or get lost; both are harmless
     name: {"task": task, "schedule": seconds, "options": {"expires": seconds, "ignore_result": True}}

@@ -255,7 +255,10 @@ def _attributes(system: str, type_: str, name: str, *, destination: str = "", co
 
 def _record_error(span: Any, error: BaseException, code: str) -> None:
     span.set_attribute("error.type", code or type(error).__qualname__)
-    span.record_exception(error)
+    try:
+        span.record_exception(error)
+    except Exception:  # its text cannot be shown; the task must fail with its own error and not with this one
+        span.add_event("exception", {"exception.type": type(error).__qualname__})
     span.set_status(otel.Status(otel.StatusCode.ERROR, type(error).__qualname__))
 
 

@@ -51,6 +51,14 @@ class GuardedSession(Session):
             return self._plain.execute(statement, params)
         return super().execute(statement, params, **options)
 
+    def cursor(self) -> Any:
+        """Return a cursor of psycopg2 in this transaction: for small statements, SQLAlchemy's work takes longest.
+
+        Pending objects of the ORM are flushed first. The cursor is closed with the transaction.
+        """
+        self.flush()
+        return self._plain.connection.cursor()
+
     def commit(self) -> NoReturn:
         raise TransactionMisused
 
@@ -74,4 +82,14 @@ class GuardedSession(Session):
 
     def end(self) -> None:
         """Roll back what was not committed, and return the connection to the pool."""
-        super().close()
+        if self._is_lost():
+            super().invalidate()
+        else:
+            super().close()
+
+    def _is_lost(self) -> bool:
+        """Return True if the driver has lost the connection without SQLAlchemy: a cursor of its own has failed."""
+        if self._plain.closed or self._plain.invalidated:
+            return False
+        driver: Any = self._plain.connection.dbapi_connection
+        return bool(driver.closed)

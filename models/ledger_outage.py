@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError
@@ -92,6 +93,19 @@ def wait_for_ledger(
             return answer
 
 
+@contextmanager
+def skipped_in_outage() -> Iterator[None]:
+    """Run a block that is repeated later in any case: report an outage of the ledger once, and do not raise it."""
+    try:
+        yield
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        outage.note_failure(error)
+    else:
+        outage.note_answer()
+
+
 def _pauses() -> Iterator[float]:
     length = FIRST_PAUSE_SECONDS
     while True:
@@ -100,7 +114,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _sqlstate(error: BaseException | None) -> str | None:
-    return getattr(error.orig, "pgcode", None) if isinstance(error, DBAPIError) else None
+    return getattr(error.orig if isinstance(error, DBAPIError) else error, "pgcode", None)  # or psycopg2's own error
 
 
 class Outage:
@@ -114,6 +128,12 @@ class Outage:
     def is_on(self) -> bool:
         """Return True if the last call of this process got no answer."""
         return self._since is not None
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long this process has had no answer."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
 
     def note_failure(self, error: BaseException) -> None:
         with self._lock:

@@ -97,7 +97,10 @@ class _Noted:
 
 
 class DatabaseErrors:
-    """The database errors of one publisher: logged and counted at once, audited when the database answers again."""
+    """The database errors of one publisher: counted at once, audited when the database answers again.
+
+    Only the first one since then is logged, because a relay meets an outage again every second.
+    """
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
@@ -108,10 +111,11 @@ class DatabaseErrors:
         return bool(self._unwritten)
 
     def note(self, error: Exception) -> None:
-        """Log and count an error, and keep it for the audit: one entry per code, with the latest message."""
+        """Count an error, and keep it for the audit: one entry per code, with the latest message."""
         code, sentence = code_of(error), str(error).partition("\n")[0]
         count(code)
-        logger.error("%s: %s", code, sentence, extra={"event": "outbox_database_error", "code": str(code)})
+        if code not in self._unwritten:
+            logger.error("%s: %s", code, sentence, extra={"event": "outbox_database_error", "code": str(code)})
         earlier = self._unwritten.get(code, _Noted(sentence, time.monotonic(), 0))
         self._unwritten[code] = replace(earlier, sentence=sentence, count=earlier.count + 1)
 

@@ -17,6 +17,11 @@ from models.errors import Misuse
 MAX_BYTES: Final = 1_048_576
 MAX_DEPTH: Final = 64
 MAX_KEYS: Final = 10_000
+# A text with fewer characters has neither a number of 4,300 digits nor 10,000 keys.
+_SHORT: Final = 4_300
+# A number with an exponent of three digits, which may be more than Python can express. The first search is fast.
+_LONG_EXPONENT: Final = re.compile(r"[eE]\+?\d{3}")
+_HUGE_NUMBER: Final = re.compile(r"(?:^|[:,\[])\s*-?\d+(?:\.\d+)?[eE]\+?\d{3}")
 # Text, to step over it; and numbers that PostgreSQL stores in another form: with an exponent, and negative zero.
 _STORED_DIFFERENTLY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?e[+-]\d+|-0\.0(?!\d)')
 
@@ -96,6 +101,18 @@ def canonical_json(value: Any, *, what: str = "payload") -> str:
     if size > MAX_BYTES:
         raise PayloadTooLarge(f"The {what} has {size:,} bytes; at most {MAX_BYTES:,} are allowed.")
     _check_shape(value, written, what)
+    return written
+
+
+def checked_json(written: str) -> str:
+    """Return the text if PostgreSQL finds every fault that it may have, otherwise canonical JSON; or raise BadPayload.
+
+    The cast to jsonb refuses what is not JSON, NaN, NUL characters and unpaired surrogates. Parsing a text only to
+    learn the same would take most of the time that a saver has for a message.
+    """
+    is_huge = _LONG_EXPONENT.search(written) and _HUGE_NUMBER.search(written)
+    if is_huge or len(written) >= _SHORT or written.count("{") + written.count("[") > MAX_DEPTH:
+        return canonical_json(json.loads(written))
     return written
 
 

@@ -116,16 +116,17 @@ class PoolSize:
     def _size(self) -> int:
         return int(self.consumer.pool.num_processes)
 
-    def check(self) -> None:
-        """Report the size, and change it if the ledger asks for another one."""
+    def check(self) -> bool:
+        """Report the size, and change it if the ledger asks for another one. Return False if that is not due."""
         now = time.monotonic()
         if now < self._check_at:
-            return
+            return False
         self._check_at = now + SIZE_SECONDS
         target = report_size(engine(), worker=self.worker, queues=self.queues, processes=self._size)
         wanted = target or self._own
         if wanted != self._size:
             self.consumer.call_soon(self._change, wanted)
+        return True
 
     def _change(self, wanted: int) -> None:
         if self.consumer.task_consumer is None or self.consumer.qos is None:

@@ -150,8 +150,13 @@ class DueTicks:
     def __init__(self) -> None:
         self._due_at = dict.fromkeys(TICKS, 0.0)
 
-    def run_due(self) -> None:
-        """Run the ticks that are due. An error in one does not prevent the others; the first error is raised."""
+    def run_due(self) -> bool:
+        """Run the ticks that are due. Return False if none is.
+
+        An error in one does not prevent the others; the first error is raised.
+        """
+        if self.next_in_seconds() > 0:
+            return False
         errors: list[Exception] = []
         for name, due_at in self._due_at.items():
             if time.monotonic() >= due_at:
@@ -162,6 +167,7 @@ class DueTicks:
                     errors.append(error)
         if errors:
             raise errors[0]
+        return True
 
     def next_in_seconds(self) -> float:
         """Return how long it takes until a tick is due."""

@@ -26,6 +26,7 @@ from tasks.core.registry import handlers
 from tasks.execution.event_sender import EventSender
 from tasks.execution.hard_limits import HardLimits
 from tasks.execution.task_events import EventChannel, use_channel
+from tasks.execution.worker_end import WorkerEnd, use_worker_end
 from tasks.pools import PoolSize, SoloPool, ThreadPool, supported_pool
 from tasks.worker_watch import ChildPids, WorkerWatch
 
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _child_pids: list[ChildPids] = []
 _hard_limits: list[HardLimits] = []
 _channels: list[EventChannel] = []
+_ends: list[WorkerEnd] = []
 _watches: list[WorkerWatch] = []
 
 
@@ -60,15 +62,13 @@ def _start_worker(sender: Any, **_: Any) -> None:
     _hard_limits.append(HardLimits())
     _channels.append(EventChannel())
     use_channel(_channels[-1])
+    _ends.append(WorkerEnd())
+    use_worker_end(_ends[-1])
 
 
 @signals.worker_ready.connect
 def _start_worker_watch(sender: Any, **_: Any) -> None:
     pool, child_pids = sender.pool, _child_pids[-1]
-    runs_ticks = (
-        settings.current().broker_queue("system") in app.amqp.queues.consume_from
-        and settings.current().worker_run_ticks
-    )
 
     def children() -> set[int]:
         """Return the processes of the pool. One that is about to start has no pid; a thread pool has none."""
@@ -83,12 +83,18 @@ def _start_worker_watch(sender: Any, **_: Any) -> None:
         children,
         started=child_pids.received,
         overdue=_hard_limits[-1].overdue,
-        runs_ticks=runs_ticks,
+        runs_ticks=_may_run_ticks(),
         registration=registration,
         resize=size.check if size else None,
     )
     watch.start()
     _watches.append(watch)
+
+
+def _may_run_ticks() -> bool:
+    """Return True if this worker is to run the ticks while beat is silent."""
+    current = settings.current()
+    return current.worker_run_ticks and current.broker_queue("system") in app.amqp.queues.consume_from
 
 
 @signals.worker_ready.connect
@@ -102,7 +108,9 @@ def _start_event_sender(sender: Any, **_: Any) -> None:
 
 
 @signals.worker_shutting_down.connect
-def _stop_worker_watch(**_: Any) -> None:
+def _begin_to_end(**_: Any) -> None:
+    for end in _ends:
+        end.begin()
     for watch in _watches:
         watch.stop()
     _watches.clear()

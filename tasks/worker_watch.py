@@ -31,7 +31,7 @@ from models.sql import sql
 from tasks import ticks
 from tasks.core.holders import holder_of
 from tasks.core.registered_types import Registration
-from tasks.core.repeated_jobs import RepeatedJobs
+from tasks.core.repeated_jobs import Job, RepeatedJobs
 from tasks.core.tick_intervals import BEAT_SEEN_SECONDS
 from tasks.execution.hard_limits import Overdue
 from tasks.execution.heartbeat import process_was_killed
@@ -91,7 +91,7 @@ class WorkerWatch:
         overdue: Callable[[Collection[int]], list[Overdue]] = lambda _: [],
         runs_ticks: bool,
         registration: Registration | None = None,
-        resize: Callable[[], None] | None = None,
+        resize: Job | None = None,
     ) -> None:
         self.children = children
         self.started = started
@@ -178,15 +178,15 @@ class WorkerWatch:
                 )
         self._lost = {pid: times - 1 for pid, times in self._lost.items() if times > 1}
 
-    def _tick_for_beat(self) -> None:
-        """Check beat every few seconds. While it is silent, run the ticks that are due."""
+    def _tick_for_beat(self) -> bool:
+        """Check beat every few seconds. While it is silent, run the ticks that are due. Return False if none is."""
         now = time.monotonic()
         if now < self._check_beat_at:
-            return
+            return False
         if not self._is_beat_silent(now):
             self._check_beat_at = now + BEAT_SEEN_SECONDS
-            return
-        self._ticks.run_due()
+            return True
+        return self._ticks.run_due()
 
     def _is_beat_silent(self, now: float) -> bool:
         with engine().begin() as connection:

@@ -34,7 +34,7 @@ DEAD_LETTER: Final = "tasks.dead_letter"
 # Shorter than those of a worker: a relay has other destinations to serve.
 REDIS: Final = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), contract.PATIENCE_SECONDS)
 AMQP: Final = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), contract.PATIENCE_SECONDS)
-DEFAULT_BATCH: Final = 100
+DEFAULT_BATCH: Final = 1000
 DEFAULT_PRIORITY: Final = 5
 _WRONG: Final = 'The event is neither a wake-up, {"type": text, "ids": [text, …]}, nor a dead letter, {"dead": text}.'
 

@@ -170,12 +170,12 @@ class Registration:
         self._is_registered = self._has_ended = False
         self._lock = threading.Lock()
 
-    def tick(self) -> None:
-        """Register, or renew if that is due."""
+    def tick(self) -> bool:
+        """Register, or renew. Return False if neither is due."""
         with self._lock:
             is_done = self._is_registered and not self._runs_tasks
             if self._has_ended or is_done or time.monotonic() < self._due_at:
-                return
+                return False
             self._due_at = time.monotonic() + RENEW_SECONDS
             with self.engine.begin() as connection:
                 if not self._is_registered or not connection.execute(RENEW, self._values).scalar_one():
@@ -188,6 +188,7 @@ class Registration:
                         forget_days=FORGET_DAYS,
                     )
             self._is_registered = True
+            return True
 
     def end(self) -> None:
         """Delete the worker's row, because it stops. Its types and queues stay."""

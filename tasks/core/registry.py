@@ -43,7 +43,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 ErrorClass = type[Exception]
 Errors = tuple[ErrorClass, ...]
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}")
-DEFAULT_BATCH: Final = 100
+DEFAULT_BATCH: Final = 1000
 DEFAULT_CONCURRENCY: Final = 100
 DEFAULT_PRIORITY: Final = 5
 SOFT_LIMIT_SECONDS: Final = 600.0
@@ -266,7 +266,8 @@ def _check(made: Handler) -> None:
     require(are_limits, "the soft limit must be positive, and at most the hard limit and a hundred years")
     is_plain = not any(is_kind(made.function) for is_kind in _GENERATORS)
     require(is_plain, "its function is a generator; calling it would do nothing")
-    arguments = "(tasks, db)" if made.many else "(task, db)" if made.transactional else "(task)"
+    one = "(task, db), or (task) with transactional=False" if made.transactional else "(task)"
+    arguments = "(tasks, db)" if made.many else one
     require(_count_arguments(made.function) == 1 + made.transactional, f"its function must take {arguments}")
 
 

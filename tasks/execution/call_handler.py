@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -19,8 +18,8 @@ from tasks.core.task import Task
 from tasks.execution.celery_signals import send_postrun, send_prerun
 from tasks.execution.claim import Claim
 from tasks.execution.decision import Situation, UnreadablePayload, decide
+from tasks.execution.event_loop import soft_limit_on_loop
 from tasks.execution.hard_limits import forget_limit, note_limit
-from tasks.execution.time_limits import SoftTimeLimit
 from tasks.execution.transaction import HandlerSession
 
 logger = logging.getLogger(__name__)
@@ -91,13 +90,8 @@ async def call_async_handler(claim: Claim, task: Task, lease: HeldLease) -> Any:
         is_called = True
         lease.hard_limit_seconds = handler.hard_limit_seconds
         lease.hard_limit_at = started_at + handler.hard_limit_seconds
-        try:
-            async with asyncio.timeout(handler.soft_limit_seconds) as limit:
-                result = await handler.function(task)
-        except TimeoutError as own_or_ours:
-            if limit.expired():
-                raise SoftTimeLimit(handler.soft_limit_seconds) from own_or_ours
-            raise
+        async with soft_limit_on_loop(handler.soft_limit_seconds):
+            result = await handler.function(task)
         failpoint("ingest.in_handler")
         return result
     except BaseException as raised:

@@ -5,9 +5,9 @@
     task_retry                   after a failed attempt that will be repeated, with `reason`
     task_failure                 after a task is DEAD, with `exception`
 
-Each is sent once per attempt, with one exception: if a transaction is rolled back because of another task, the handler
-is called a second time, with a second pair of `task_prerun` and `task_postrun`. Receivers that prepare something for
-the handler must be called then, too. A lost process sends nothing; the process that settles its tasks sends
+The last three are sent once per attempt. The first two are sent for every call of the handler, also if a transaction
+was rolled back because of another task and the handler is called again: receivers that prepare something for the
+handler must be called then, too. A lost process sends nothing; the process that settles its tasks sends
 `task_retry` or `task_failure` with a `WorkerLostError`.
 
 A receiver that raises an exception does no harm: Celery logs it. If no receiver is connected to a signal, nothing is

@@ -7,7 +7,7 @@ may settle them. The claim is committed before a handler starts. `heartbeat.py` 
 tasks away from this process. Whatever it still tries to write is then refused, and recorded as an audit.
 
 A `Claim` is the only object that is passed along the execution path. It records which of its tasks are not settled
-yet, and which partition keys are blocked: tasks of one key run in their order, and when one does not succeed, those
+yet, and which partition keys are blocked: tasks of one key run in their order, and when one does not make way, those
 behind it do not run.
 """
 
@@ -118,6 +118,10 @@ class Claim:
         if self.is_visible and not self.handler.many:
             self.stop_starting_at = min(self.half_a_lease_at, time.monotonic() + batch_size.STOP_SECONDS)
 
+    def extend_clock(self, seconds: float) -> None:
+        """Allow for time in which no task could start, but never beyond half a lease."""
+        self.stop_starting_at = min(self.half_a_lease_at, self.stop_starting_at + seconds)
+
     def restore(self, tasks: Sequence[Task]) -> None:
         """Read payload and context of these tasks again: a handler that was rolled back may have changed them."""
 
@@ -147,7 +151,7 @@ class Claim:
         batch_size.record_duration(self.handler, each)
 
     def mark_settled(self, outcomes: Mapping[Task, Outcome], settled: Mapping[Task, Outcome]) -> None:
-        """Remove tasks that were to be settled. Those that are not in `settled` belong to another holder now."""
+        """Remove tasks that were to be settled. Those not in `settled` were taken over or discarded."""
         for task in outcomes:
             del self.unsettled[task]
             self.decided.pop(task, None)

@@ -7,19 +7,19 @@ Every delivered id gets a verdict:
 
     RUN        claimed
     SKIPPED    running, final, expired, unknown, or locked by another transaction at this moment
-    NOT_DUE    its time has not come, or a task before it in its partition key is not done
+    NOT_DUE    its time has not come, or a task before it in its partition key waits
     PAUSED     an operator has paused its queue; resuming the queue wakes it again
-    NEXT       its turn comes when the running task of its partition key is done
+    NEXT       it is directly behind the running task of its partition key
     UNHANDLED  this process has no handler for it, as in a rolling deploy
     KEYED      it has a partition key: `CLAIM_KEYED` is for these
     LIMITED    its handler has limits: `limits.py` is for these
-    LEFT       of another type, queue or priority, or too many for one batch: for the next claim
+    LEFT       of another type, queue, priority or isolation, or too many for one batch: for the next claim
 
 The ids of the message come first; the rest of the batch is filled with other due tasks of the same queue and type
-(docs/protocol.md, Wake-up rule). A task that must run alone (Poison) is a batch of its own. All rows are locked in the
-order of their ids, and rows that other transactions have locked are skipped. Of the claimed tasks, the one that has
-waited longest runs first. A task that starts no longer expires; one that has expired is left to
-`tasks/recovery/expired_tasks.py`.
+(docs/protocol.md, Wake-up rule), and with partition keys by the tasks behind its own. A task that must run alone
+(Poison) is a batch of its own. Rows that other transactions have locked are skipped. Of the claimed tasks, the one that
+has waited longest runs first; those of a partition key run in their order. A task that starts no longer expires; one
+that has expired is left to `tasks/recovery/expired_tasks.py`.
 
 For transactional handlers the claim is committed asynchronously: if the server loses it in a crash, their effects are
 lost with it, and the task is claimed again. The claim of any other handler waits until it is on disk. So does a
@@ -70,7 +70,7 @@ LOSSES: Final = sql("""
 
 
 def claim_statement(choose: str, *, verdict: str, sets: str = "limited_at = NULL") -> Prepared:
-    """Return a claim: QUEUED|RETRYING and due → RUNNING under a new lease, with transitions; the others with a verdict.
+    """Return a claim: QUEUED|RETRYING and due → RUNNING under a new lease, with transitions. Other ids get a verdict.
 
     `own` are the delivered ids with their rows. `choose` chooses `kind` (type, queue, priority) from them, then `mine`
     (own ids of that kind, at most a batch), and locks `held`, the tasks that are claimed, with the time since when each

@@ -5,7 +5,7 @@
     a signal stops the worker                          Released                                                no
     the connection was lost in a shared transaction    Released; the second time in a row Isolated             no
     the connection was lost, the task was alone        Released; the third time in a row Retry `ledger_lost`   no/yes
-    the connection was lost while `Finish` was written REPEAT the transaction: the handler has finished        no
+    the connection was lost while `Finish` was written REPEAT the transaction, five times                      no
     the database asks for a repetition                 REPEAT the transaction, then Snoozed for a second       no
     the handler ended its transaction                  Dead `transaction_misused`                              yes
     the payload cannot be read                         Dead `bad_payload`                                      yes
@@ -20,11 +20,12 @@
     the process was lost while PostgreSQL restarted    Released; the third time in a row as in the next row    no/yes
     the process was lost, the task was alone           Retry `worker_lost`; `timeout` after the hard limit     yes
     the process was lost with several tasks            Isolated                                                no
-    the same, an async handler, not isolated before    Isolated                                                no
+    the same, an async or unknown type, not isolated   Isolated                                                no
 
 "Attempt" says whether it counts as one. The first row that applies decides. Retry becomes Dead with the last attempt.
 In a shared transaction everything is rolled back first; the outcome then belongs to the task that caused it, and all
-others run again one by one (`run.py`). Tasks that did not get to run are released there, too. Two events are not in the
+tasks before it run again together, and those behind it run together; if the culprit is unknown, all run one by one
+(`run.py`). Tasks that did not get to run are released there, too. Two events are not in the
 table because they are not outcomes: while the ledger is unreachable, the process waits for it
 (`models/ledger_outage.py`); for a task that another worker has taken over, it writes nothing but an audit
 (`settle.py`).
@@ -236,17 +237,18 @@ def decide_lost_process(
     reason: str | None,
     *,
     losses_in_restarts: int | None = None,
-    is_async: bool = False,
+    may_be_async: bool = False,
 ) -> dict[Task, Outcome]:
     """Return what becomes of the tasks that a lost process held. `reason`: why it was ended, if that is known.
 
     Only a task that ran alone is charged; of several, the culprit is unknown (docs/protocol.md, Poison). A process that
-    runs an async handler may have held others under other leases, so `is_async` charges a task only if it was isolated.
-    If PostgreSQL restarted meanwhile, `losses_in_restarts` says how often in a row that has happened to it before.
+    runs an async handler may have held others under other leases, so with `may_be_async` only an isolated task is
+    charged. If PostgreSQL restarted meanwhile, `losses_in_restarts` says how often in a row that has happened to it
+    before.
     """
     if losses_in_restarts is not None and losses_in_restarts < LOSSES_BEFORE_CHARGE and not reason:
         return dict.fromkeys(tasks, Released(LOST_IN_RESTART))
-    if len(tasks) == 1 and (tasks[0].isolated or not is_async):
+    if len(tasks) == 1 and (tasks[0].isolated or not may_be_async):
         code = ErrorCode.TIMEOUT if reason else ErrorCode.WORKER_LOST
         sentence = reason or f"The worker {holder} was lost while it ran this task."
         return {tasks[0]: Retry(Failure(code, sentence, sentence))}

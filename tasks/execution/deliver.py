@@ -10,6 +10,10 @@ has failed, several will each run alone. If an error ends `deliver` early, ids t
 
 While the ledger is unreachable, the message is kept and the process waits. Each process holds one message, so a worker
 whose processes all wait takes no more messages from the broker.
+
+If the broker has no messages for the queue when a batch of the handler's full size is done, the wake-ups of other due
+tasks may be lost. So the process goes on with them, until a second after its first claim; then it is free for the
+messages of other queues. An async handler fills free places by itself (`run_async.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from sqlalchemy.orm import Session
 import metrics
 import settings
 from failpoint import failpoint
+from models.driver_values import array_of_ids
 from models.engine import autocommit
 from models.errors import CeleriacError
 from models.ledger_outage import wait_for_ledger
@@ -50,6 +55,7 @@ from tasks.execution.limits import claim_admitted
 from tasks.execution.run import run
 from tasks.execution.run_async import run_async
 from tasks.execution.settle import release_token, release_unstarted
+from tasks.execution.worker_end import worker_ends
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +63,11 @@ Id = Any  # text in a message, a UUID in the answer to a claim
 Owned = Callable[[Sequence[uuid.UUID]], None]
 UNHANDLED_SECONDS: Final = 30.0
 FAIR_SECONDS: Final = 5.0
+# Ids with a partition key that are given to one claim; the batch is filled with the tasks behind them. While a process
+# has a key, other processes can do nothing for it.
+KEYED_AT_ONCE: Final = 100
+MOST_LOOKS: Final = 3  # for due tasks that no other claim holds
+GO_ON_SECONDS: Final = 1.0  # lost wake-ups are noticed and sent again meanwhile
 # due_of_kind: the tasks of one queue and type that have been due for longest. Some may be locked by other claims. There
 # are none if `:yields` and tasks of another known type have been due in the queue for some seconds.
 DUE_OF_KIND: Final = sql(f"""
@@ -64,6 +75,7 @@ DUE_OF_KIND: Final = sql(f"""
     SELECT id FROM ledger.ingest_task
     WHERE queue = :queue AND type = :type AND {OPEN} AND NOT isolated
       AND {DUE_AT} <= (SELECT at FROM clock) AND {NOT_EXPIRED} AND NOT {IS_PAUSED}
+      AND id <> ALL(CAST(:but AS uuid[]))
       AND NOT (:yields AND EXISTS (
           SELECT FROM kind
           WHERE kind.queue = :queue AND kind.type <> :type AND kind.type = ANY(CAST(:known AS text[])) AND EXISTS (
@@ -74,19 +86,30 @@ DUE_OF_KIND: Final = sql(f"""
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-def deliver(engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None) -> None:
+def deliver(
+    engine: Engine, ids: Sequence[Any], *, owned: Owned | None = None, is_empty: Callable[[str], bool] | None = None
+) -> None:
     """Run what may run of these tasks: those without a partition key, then those with one, then those with limits.
+
+    `is_empty` says whether the broker has no message for a queue. Without it, the process does not go on with other
+    tasks after a full batch.
 
     The Kafka worker passes `owned`. It is called after each claim with the ids that are still to be claimed. For all
     other ids the ledger is responsible from then on, durably, so the worker may commit their offsets.
     """
     left = Left(known_ids(ids))
+    began_at: float | None = None  # at the first claim: the ledger may have been unreachable before
     while left.all():
         claimed = _claim(engine, left, owned)
-        if claimed.tasks and claimed.handler.is_async:
+        if not claimed.tasks:
+            continue
+        began_at = began_at or time.monotonic()
+        if claimed.handler.is_async:
             run_async(claimed, partial(_claim_more, engine, left, claimed, time.monotonic()))
-        elif claimed.tasks:
-            run(claimed)
+            continue
+        run(claimed)
+        if is_empty and not left.all() and _may_go_on(claimed, began_at) and is_empty(claimed.tasks[0].queue):
+            left.plain = _find_due(engine, claimed, began_at, most=1)  # the claim adds the others
 
 
 @dataclass(slots=True)
@@ -103,16 +126,21 @@ class Left:
 
     def claim(self, engine: Engine, **how: Any) -> Claim:
         """Claim a batch of the first list that is not empty."""
-        if self.plain or self.keyed:
+        if self.plain:
             with autocommit(engine) as connection:
-                return claim(connection, self.plain or self.keyed, keyed=not self.plain, **how)
+                return claim(connection, self.plain, **how)
+        if self.keyed:
+            with autocommit(engine) as connection:
+                claimed = claim(connection, self.keyed[:KEYED_AT_ONCE], keyed=True, **how)
+            claimed.left += self.keyed[KEYED_AT_ONCE:]
+            return claimed
         with Session(engine) as db:
             claimed = claim_admitted(db, self.limited, **how)
             db.commit()
         return claimed
 
     def forget(self, ids: set[uuid.UUID]) -> None:
-        """Leave out ids that were claimed although they were not asked for."""
+        """Leave out ids that `_claim_more` has claimed."""
         self.plain = [id_ for id_ in self.plain if id_ not in ids]
         self.limited = [id_ for id_ in self.limited if id_ not in ids]
 
@@ -131,30 +159,57 @@ class Left:
 def _claim_more(engine: Engine, left: Left, before: Claim, began_at: float, most: int) -> Claim | None:
     """Claim other due tasks of the same queue and type, to run beside those of an earlier claim, which began then.
 
-    Tasks with a partition key are not among them; they have wake-ups of their own.
+    Tasks with a partition key are not among them; they have wake-ups of their own. If others hold all that were found,
+    or have just claimed them, it looks for the next ones.
     """
+    only = {before.handler.type: replace(before.handler, batch=most)}
+    tried: list[uuid.UUID] = []
+    for _ in range(MOST_LOOKS):
+        due = Left(_find_due(engine, before, began_at, most=most, but=tried))
+        if not due.plain:
+            return None
+        tried += due.plain
+        while due.all():
+            claimed = _claim(engine, due, None, handlers=only)
+            if claimed.tasks:
+                left.forget({task.id for task in claimed.tasks})
+                return claimed
+    return None
+
+
+def _may_go_on(claimed: Claim, began_at: float) -> bool:
+    """Return True after a full batch, for a second after the first claim, unless the worker is about to end."""
+    handler = claimed.handler
+    if (
+        worker_ends()
+        or len(claimed.tasks) < handler.batch
+        or handler.batch == 1
+        or time.monotonic() - began_at > GO_ON_SECONDS
+    ):
+        return False
+    return handler.limits is None and claimed.tasks[0].partition_key is None
+
+
+def _find_due(
+    engine: Engine, before: Claim, began_at: float, *, most: int, but: Sequence[uuid.UUID] = ()
+) -> list[uuid.UUID]:
+    """Return other due tasks of the same queue and type, at most so many, `but` not these."""
     task = before.tasks[0]
     values = {
         "queue": task.queue,
         "type": task.type,
         "most": most,
+        "but": array_of_ids(but),
         "yields": time.monotonic() - began_at > FAIR_SECONDS,
         "seconds": FAIR_SECONDS,
         "known": list(handlers()),
     }
 
-    def find_due() -> list[uuid.UUID]:
+    def find() -> list[uuid.UUID]:
         with autocommit(engine) as connection:
             return list(connection.execute(DUE_OF_KIND, values).scalars())
 
-    due = Left(wait_for_ledger(find_due))
-    only = {task.type: replace(before.handler, batch=most)}
-    while due.all():
-        claimed = _claim(engine, due, None, handlers=only)
-        if claimed.tasks:
-            left.forget({task.id for task in claimed.tasks})
-            return claimed
-    return None
+    return wait_for_ledger(find)
 
 
 def _claim(engine: Engine, left: Left, owned: Owned | None, **how: Any) -> Claim:

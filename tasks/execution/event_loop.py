@@ -11,17 +11,21 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, Self
 
 import metrics
+from tasks.execution.daemon_threads import DaemonThreads
 from tasks.execution.thread_limits import ThreadLimit
+from tasks.execution.time_limits import SoftTimeLimit
 
 logger = logging.getLogger(__name__)
 
 BLOCKED_SECONDS: Final = 1.0
 BEAT_SECONDS: Final = 0.25
+LATE_SECONDS: Final = 0.05  # a timer that fires later than this was held up by something that blocked the loop
 FUNCTION_THREADS: Final = 32  # for plain functions that are given to a step
 _local = threading.local()
 
@@ -30,7 +34,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of this thread. A forked child gets a new one."""
     if getattr(_local, "pid", None) != os.getpid() or _local.loop.is_closed():
         _local.loop = asyncio.new_event_loop()
-        _local.loop.set_default_executor(ThreadPoolExecutor(FUNCTION_THREADS, thread_name_prefix="async-function"))
+        _local.loop.set_default_executor(DaemonThreads(FUNCTION_THREADS, name="async-function"))
         _local.pid = os.getpid()
     loop: asyncio.AbstractEventLoop = _local.loop
     return loop
@@ -42,6 +46,37 @@ def interruptible(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     with ThreadLimit(math.inf, TimeoutError) as limit:  # without a limit; `stop_all_calls` raises WorkerStops in it
         return limit.call(function, *arguments)
+
+
+@asynccontextmanager
+async def soft_limit_on_loop(seconds: float) -> AsyncIterator[None]:
+    """Cancel the block after so many seconds, and raise SoftTimeLimit instead.
+
+    If something has blocked the event loop, this comes late. The block could not go on meanwhile, so it gets the time
+    by which this was late once more: otherwise one handler that blocks would time out all its neighbours.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as limit:
+            timer: asyncio.TimerHandle
+
+            def expire(due_at: float, *, may_extend: bool = True) -> None:
+                nonlocal timer
+                late = loop.time() - due_at
+                if may_extend and late > LATE_SECONDS:
+                    timer = loop.call_later(late, partial(expire, loop.time() + late, may_extend=False))
+                else:
+                    limit.reschedule(loop.time())  # after the handlers that can go on now
+
+            timer = loop.call_later(seconds, expire, loop.time() + seconds)
+            try:
+                yield
+            finally:
+                timer.cancel()
+    except TimeoutError as error:
+        if limit.expired():
+            raise SoftTimeLimit(seconds) from error
+        raise
 
 
 class LoopWatch:

@@ -13,9 +13,9 @@ from tasks.core import wakeups
 from tasks.core.due_times import IS_PAUSED, NOT_EXPIRED, OPEN, TIME
 from tasks.core.limits import LIMITS, limit_key_of
 
-MOST_WOKEN: Final = 100  # waiting tasks of one limit that are woken at once; the last one continues with the next
+MOST_WOKEN: Final = 100  # waiting tasks of one limit that are woken at once; one more continues with the rest
 LEAST_PAUSE_SECONDS: Final = 0.5  # between two wake-ups for a rate; a high rate starts many tasks with each
-LONGEST_PAUSE_MS: Final = 10_000  # of a process that holds a limit; then PostgreSQL ends its connection
+LONGEST_PAUSE_MS: Final = 10_000  # in the transaction of a process that has locked a limit; then it is ended
 
 _KEYS: Final = "unnest(CAST(:key_types AS text[]), CAST(:limit_keys AS text[])) AS given(type, limit_key)"
 
@@ -65,8 +65,8 @@ LOCK_KEYS: Final = _lock(f"SELECT type, limit_key FROM {_KEYS}")
 # may start but is not in it gets a wake-up. A delivered task that may not start waits: QUEUED|RETRYING → unchanged,
 # `limited_at` set, without a wake-up. If the rate holds it back, the first such task has a wake-up for its time.
 # `last_wakeup_at` of a waiting task is not NULL while a wake-up for it is on its way, so it gets no second one, unless
-# that one is for a later time because the limits were lower. Tasks of a paused queue are neither admitted nor woken,
-# and take no place from those of other queues.
+# the one on its way is for a later time because the limits were lower. Tasks of a paused queue are neither admitted nor
+# woken, and take no place from those of other queues.
 ADMIT: Final = Prepared(f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     {LIMITS},

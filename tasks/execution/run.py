@@ -1,17 +1,17 @@
-"""Run a claim: together in one transaction if all goes well, one by one if not.
+"""Run a claim: together in one transaction if all goes well, in several if not.
 
     together    one transaction: the effects of every handler, and SUCCEEDED for every task
-    one by one  if any task does not succeed: the transaction is rolled back, the task that caused it is settled, and
-                each of the others runs in a transaction of its own. If it is unknown which task caused it, all of them
-                run again. After a lost connection all of them are released
+    in parts    if a task does not succeed: the transaction is rolled back, and that task is settled. The tasks before
+                it ran well and run again together; those behind it go on together
+    one by one  if it is unknown which task broke the transaction: each runs in a transaction of its own
+    released    if the connection was lost: all tasks of that transaction; the second time in a row, each runs alone
     outside     a handler that is not transactional: one by one (async handlers: `run_async.py`), each settled right
-                after it ran; what it leaves to
-                `Finish` is written in the transaction that settles it, and so is the decision about transactions
-                in two-phase sinks, which are finished afterwards (`sinks/task_sinks.py`)
+                after it ran; what it leaves to `Finish` is written in the transaction that settles it, and so is the
+                decision about transactions in two-phase sinks, which are finished afterwards (`sinks/task_sinks.py`)
 
-So a bad task costs the others of its batch a second run and no attempt, and its own writes are rolled back. Settling
-must return exactly the tasks that ran. If one is missing, another worker has taken it over or an operator has discarded
-it: everything is rolled back, and the tasks run one by one.
+So a bad task costs those before it in its batch a second run and no attempt, and its own writes are rolled back.
+Settling must return exactly the tasks of its transaction. If one is missing, another worker has taken it over or an
+operator has discarded it: everything is rolled back, and the tasks run one by one.
 
 A lost connection in the middle of a COMMIT does not tell whether the COMMIT took effect. The tasks are settled as
 released or isolated, under the same token. If the COMMIT did take effect, the rows no longer have the token, and this
@@ -19,13 +19,14 @@ second settling finds nothing to change.
 
 Tasks of one partition key run in their order; when one does not succeed, those behind it are released. After a second,
 and in any case after half a lease, no further task is started, and the rest is released (docs/protocol.md, Heartbeat).
-When `run` returns or raises, every task of the claim is settled or released. The exception is a stop or an error while
-the ledger is unreachable for more than three seconds: the tasks are left to reclaim.
+When `run` returns or raises, every task of the claim is settled or released. Only if the ledger stays unreachable for
+three seconds at a stop or an error are they left to reclaim.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Coroutine, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -36,6 +37,7 @@ from sqlalchemy.orm import Session
 
 from failpoint import failpoint
 from models.errors import CeleriacError
+from models.ledger_outage import outage
 from sinks.task_sinks import TaskSinks
 from sinks.transactions import finish
 from tasks.core.lease import HeldLease, WatchedTask
@@ -60,8 +62,21 @@ NOT_ITS_TURN: Final = Released("a task before it in its partition key did not su
 def run(claim: Claim) -> None:
     """Run every task of the claim."""
     with claim_is_ended(claim), claim.soft_limit:
-        if claim.handler.transactional and len(claim.tasks) > 1:
-            run_in_transaction(claim, claim.tasks, claim.handler)
+        parts: list[Sequence[Task]] = [claim.tasks] if claim.handler.transactional else []
+        while parts:
+            part = [task for task in parts.pop(0) if task in claim.unsettled and not claim.is_blocked(task)]
+            if not part:
+                continue
+            culprit = run_in_transaction(claim, part, claim.handler)
+            if len(part) == len(claim.tasks):
+                claim.restart_clock()  # the whole batch was tried; its time does not count for its parts
+            if culprit is not None:
+                place = part.index(culprit)
+                parts[:0] = [part[:place], part[place:]]  # without the culprit if it was settled (see above)
+            elif not claim.unsettled.keys().isdisjoint(part):
+                break  # it is unknown which task broke the transaction
+            if claim.is_out_of_time:
+                break
         for task in list(claim.unsettled):
             if len(claim.tasks) > 1 and claim.is_out_of_time:
                 settle(claim, dict.fromkeys(claim.unsettled, claim.not_started))
@@ -74,11 +89,11 @@ def run(claim: Claim) -> None:
                 run_outside(claim, task)
 
 
-def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) -> None:
+def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) -> Task | None:
     """Run tasks in one transaction, again if the database asks for a repetition, and settle what can be settled.
 
-    After a commit that is every task. After a rollback it is the task that caused it, if that is known; the caller runs
-    the others one by one.
+    After a commit or a lost connection, every task is settled. After any other rollback it is the task that caused it,
+    if that is known and no task of its partition key is before it. Return the task that caused it.
     """
     repetitions = 0
     commit_is_unknown = False
@@ -88,25 +103,27 @@ def run_in_transaction(claim: Claim, tasks: Sequence[Task], handler: Handler) ->
         repetitions += 1
         commit_is_unknown |= broken.connection_was_lost
         claim.restore(tasks)
+        claim.restart_clock()
     if broken is None:
-        return
+        return None
     assert not isinstance(broken.outcome, Repeat)
     is_alone = len(tasks) == 1
     if broken.outcome is None and is_alone:
-        if commit_is_unknown:  # most likely it took effect, and SUCCEEDED no longer has our token
+        if commit_is_unknown:  # most likely it took effect: a row that is SUCCEEDED has no token
             claim.mark_settled({tasks[0]: DONE}, {})
         else:
             give_up(claim, tasks[0])
     elif broken.outcome and broken.connection_was_lost:
         settle(claim, dict.fromkeys(tasks, broken.outcome))
     elif broken.outcome and broken.culprit and (is_alone or not claim.has_predecessor(broken.culprit)):
-        # A culprit behind another task of its partition key runs again instead: what it saw was rolled back.
+        # But not a culprit behind another task of its key: what it saw was rolled back, so it runs again.
         settle(claim, {broken.culprit: broken.outcome})
     elif claim.half_a_lease_is_over:
         claim.not_started = ALONE_NEXT_TIME  # otherwise the same tasks would come together again, for ever
-    if not is_alone and claim.unsettled:
-        claim.restore(list(claim.unsettled))
-        claim.restart_clock()  # for the tasks that run one by one
+    ran = tasks[: tasks.index(broken.culprit) + 1] if broken.culprit else tasks
+    if again := [task for task in ran if task in claim.unsettled]:
+        claim.restore(again)
+    return broken.culprit
 
 
 def run_outside(claim: Claim, task: Task) -> None:
@@ -172,7 +189,7 @@ class RolledBack(NamedTuple):
 
     outcome: Outcome | Repeat | None = None
     culprit: Task | None = None  # None: it is unknown which of several tasks caused it
-    connection_was_lost: bool = False  # so a COMMIT may have taken effect
+    connection_was_lost: bool = False  # if that was in COMMIT, it may have taken effect
 
 
 def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions: int) -> RolledBack | None:
@@ -181,10 +198,10 @@ def _attempt(claim: Claim, tasks: Sequence[Task], handler: Handler, repetitions:
     now = Situation(handler, is_alone)
     ran: dict[Task, Outcome] = {}
     claim.running = ()  # no task is charged if the transaction cannot be opened
+    opening_at = time.monotonic()
     with handler_session(claim.bind) as db:
         claim.running = tasks
-        if not is_alone:
-            claim.restart_clock()  # the ledger may have been unreachable until now
+        claim.extend_clock(time.monotonic() - opening_at)  # the ledger may have been unreachable until now
 
         def roll_back(error: BaseException, group: Sequence[Task]) -> RolledBack:
             if stopped := what_stops(error):
@@ -277,7 +294,8 @@ def _rest_is_released(claim: Claim) -> Iterator[None]:
             running = charged if is_alone and not isinstance(charged, Repeat) else among_others
         left = {task: running if task in claim.running else rest for task in claim.unsettled}
         try:
-            settle(claim, {**left, **claim.decided}, seconds=STOP_SECONDS)
+            # An async handler may have many claims; together they wait once.
+            settle(claim, {**left, **claim.decided}, seconds=max(0.0, STOP_SECONDS - outage.seconds))
         except (SQLAlchemyError, CeleriacError):
             logger.exception(
                 "Left to reclaim: %d tasks.",

@@ -5,9 +5,9 @@
     other threads     steps and sinks of the handlers: nothing waits for PostgreSQL on the event loop
 
 When a task ends, its place is given to another due task of the same queue and type, so that a few slow tasks do not
-hold up the others. After `REFILL_SECONDS`, or earlier if other types in the queue are waiting, no more are claimed, and
-the process takes its next message when the last task has ended. A task that must run alone (docs/protocol.md, Poison)
-has the event loop for itself.
+hold up the others. After `REFILL_SECONDS`, or earlier if other types in the queue are waiting or the worker is about to
+end, no more are claimed, and the process takes its next message when the last task has ended. A task that must run
+alone (docs/protocol.md, Poison) has the event loop for itself.
 
 Each running task has a lease of its own with the token of its claim, so that the heartbeat watches its hard limit and
 its row. A task that was discarded or taken over is cancelled with `LeaseLost`. If the worker stops, all are cancelled
@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,12 +42,14 @@ from tasks.core.task import Task
 from tasks.execution.async_sinks import AsyncSinks
 from tasks.execution.call_handler import call_async_handler
 from tasks.execution.claim import Claim
+from tasks.execution.daemon_threads import DaemonThreads
 from tasks.execution.event_loop import LoopWatch, event_loop, interruptible
 from tasks.execution.hard_limits import forget_limit, note_limit
 from tasks.execution.run import NOT_ITS_TURN, claim_is_ended, decide_outside, finish_outside, lease_is_held
 from tasks.execution.settle import STOP_SECONDS, settle
 from tasks.execution.stopping import what_stops
 from tasks.execution.time_limits import soft_limit
+from tasks.execution.worker_end import worker_ends
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +84,8 @@ class Threads:
     """
 
     def __init__(self, *, are_shared: bool) -> None:
-        self._settling = ThreadPoolExecutor(1, thread_name_prefix="async-settle")
-        self._steps = self._settling
-        if not are_shared:
-            self._steps = ThreadPoolExecutor(STEP_THREADS, thread_name_prefix="async-step")
+        self._settling = DaemonThreads(1, name="async-settle")
+        self._steps = self._settling if are_shared else DaemonThreads(STEP_THREADS, name="async-step")
         self._stop = threading.Event()
         self._current: Future[Any] | None = None  # what the settling thread does, or has done last
 
@@ -163,6 +163,7 @@ class AsyncRun:
                 self.settling, self.ended = self.ended, []
                 self.something_ended.clear()
                 await self.threads.settle(self._settle_ended)
+                self._note_limit()  # the write of a `Finish` has noted its own
             elif self._may_refill():
                 await self._refill()
             elif self.running:
@@ -195,7 +196,7 @@ class AsyncRun:
         for each in (*self.settling, *self.ended, *self.running.values()):
             if each.task not in each.claim.decided:
                 each.sinks.abort()
-        for _, context in self.claims.values():
+        for _, context in list(self.claims.values()):
             context.__exit__(*sys.exc_info())
 
     def _add(self, claim: Claim) -> None:
@@ -305,26 +306,37 @@ class AsyncRun:
 
     def _may_refill(self) -> bool:
         now = time.monotonic()
+        if worker_ends():
+            self.refill_until = 0.0
         return self.look_at <= now < self.refill_until and self._free_places > 0
 
     async def _refill(self) -> None:
         """Claim tasks for the free places. If none are due, look again later, or never if nothing runs."""
-        assert self.refill is not None
         try:
-            claim = await self.threads.settle(self.refill, self._free_places)
+            has_claimed = await self.threads.settle(self._claim_more, self._free_places)
         except (SQLAlchemyError, CeleriacError) as error:
             self.refill_until = 0.0
             reason = str(error).partition("\n")[0]
             logger.warning("No more tasks are claimed: %s", reason, extra={"event": "tasks_not_claimed"})
             return
-        if claim is not None:
+        if has_claimed:
             self.look_seconds = FIRST_LOOK_SECONDS
-            self._add(claim)
         elif self.running:
             self.look_at = time.monotonic() + self.look_seconds
             self.look_seconds = min(2 * self.look_seconds, LONGEST_LOOK_SECONDS)
         else:
             self.refill_until = 0.0
+
+    def _claim_more(self, most: int) -> bool:
+        """Claim other tasks, and return whether there were any. Runs in the settling thread.
+
+        The claim is added here and not on the event loop: if the worker stops in between, `stop` must know of it.
+        """
+        assert self.refill is not None
+        claim = self.refill(most)
+        if claim is not None:
+            self._add(claim)
+        return claim is not None
 
     async def _wait(self) -> None:
         """Wait until a handler has ended, or until it is time to look for due tasks."""

@@ -9,8 +9,8 @@
     Isolated    RUNNING → RETRYING, due now, with a wake-up of its own
 
 SUCCEEDED and the decision to commit the task's transactions in two-phase sinks are one commit (`sinks/two_phase.py`).
-A final state of a task with a partition key wakes the next task of that key. The lease ends with its last task, in the
-same commit.
+SUCCEEDED, DISCARDED, and DEAD with `skip_dead`, wake the next task of the partition key. The lease ends with its last
+task, in the same commit.
 
 The token decides. If a task's row no longer has it, another worker has taken the task over or an operator has discarded
 it, and nothing but an audit is written.
@@ -102,7 +102,7 @@ def settle(
         claim.mark_settled(outcomes, settled)
         return
     missing = [task for task in outcomes if task not in settled]
-    claim.mark_settled(outcomes, outcomes)
+    claim.mark_settled(outcomes, {task: dead_after_last_attempt(task, outcome) for task, outcome in outcomes.items()})
     for task in missing:  # we cannot tell our own lost answer from a takeover, so the rest of its key is released
         claim.block_key_behind(task)
 

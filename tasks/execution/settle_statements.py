@@ -80,7 +80,7 @@ TRANSITIONS: Final[dict[type[Outcome], Transition]] = {
 }
 
 # begin_batch: guard a transaction against a COMMIT by its handler. COMMIT reads a cursor WITH HOLD to its end, and this
-# one cannot be read, so a COMMIT fails and rolls everything back until settling has closed the cursor. After a ROLLBACK
+# one cannot be read: until settling has closed the cursor, a COMMIT fails and rolls everything back. After a ROLLBACK
 # by the handler, settling finds no cursor to close and fails, too.
 BEGIN_BATCH: Final = sql("""
     DECLARE celeriac_batch NO SCROLL CURSOR WITH HOLD FOR
@@ -164,8 +164,8 @@ _DEAD_LETTERS: Final = """,
 def _finish(transition: Transition, frees_keys: bool) -> str:
     """Return the end of the statement for a final outcome.
 
-    It inserts the notification that the submitter asked for, the dead letter of a DEAD task, and a wake-up for the next
-    task of the partition key (docs/protocol.md, Partition keys).
+    It inserts the notification that the submitter asked for, the dead letter of a DEAD task, and, if it frees its
+    partition key, a wake-up for the next task of the key (docs/protocol.md, Partition keys).
     """
     letters = _DEAD_LETTERS if transition.to == "DEAD" else ""
     events = f"{letters},{insert_notifications('done', transition.to)}"

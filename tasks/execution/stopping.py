@@ -1,8 +1,8 @@
 """Distinguish a worker that stops from a handler that calls `sys.exit()`.
 
 A worker that must stop at once (SIGTERM with `REMAP_SIGTERM=SIGQUIT`) raises an exception in its running handler, and
-the task is released: this does not count as an attempt. Celery's child processes raise SystemExit, a worker without
-child processes raises WorkerTerminate, and the Kafka worker raises WorkerStops.
+the task is released: this does not count as an attempt. Celery's child processes raise SystemExit. All others raise
+WorkerStops, or Celery's WorkerTerminate.
 
 A handler that raises SystemExit itself, as the `main()` of a command line does, has failed. If it were released, it
 would run again for ever, and end a child process of its worker each time.

@@ -31,6 +31,7 @@ from tasks.core.logs import configure_logging
 from tasks.core.registry import handlers
 from tasks.execution.call_handler import call_handler
 from tasks.execution.deliver import deliver
+from tasks.execution.event_loop import interruptible
 from tasks.execution.stopping import WorkerStops
 from tasks.kafka.intake import MOST_IDS, Intake
 
@@ -40,7 +41,7 @@ POLL_SECONDS: Final = 1.0
 PAUSE_SECONDS: Final = 1.0  # before an unreachable ledger is tried again
 REPEAT_SIGNAL_SECONDS: Final = 0.5
 FLUSH_SECONDS: Final = 5.0
-_CALLING: Final = call_handler.__code__
+_CALLING: Final = (call_handler.__code__, interruptible.__code__)  # the second one runs the loop of async handlers
 _WAITING: Final = wait_for_ledger.__code__
 
 
@@ -88,7 +89,7 @@ class Worker:
         if frame is not None and frame.f_code is _WAITING:  # it sleeps until the ledger may answer again
             raise WorkerStops(0)
         while frame is not None:
-            if frame.f_code is _CALLING:
+            if frame.f_code in _CALLING:
                 raise WorkerStops(0)
             frame = frame.f_back
 

@@ -31,7 +31,7 @@ from settings import Settings
 from tally.counts import count
 from tally.subjects import Subject
 from tasks.core.outcomes import Dead, Isolated, Outcome, Released, Retry
-from tasks.core.registry import find_or_default
+from tasks.core.registry import find_or_default, handlers
 from tasks.core.task import Task
 from tasks.execution.announcements import announce
 from tasks.execution.claim import task_from_row
@@ -136,8 +136,9 @@ def _reclaim_some(
         tasks = running[lease.token]
         losses = _losses_in_restarts(db, tasks) if lease.was_lost_in_restart else None
         handler = find_or_default(lease.type)
+        may_be_async = handler.is_async or lease.type not in handlers()
         outcomes = decide_lost_process(
-            tasks, lease.holder, lease.reason, losses_in_restarts=losses, is_async=handler.is_async
+            tasks, lease.holder, lease.reason, losses_in_restarts=losses, may_be_async=may_be_async
         )
         try:
             with db.begin_nested():

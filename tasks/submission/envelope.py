@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 import settings
 from models.errors import Misuse, shorten
 from models.status import STATUS_ALIASES, TaskStatus
-from outbox.canonical_json import canonical_json
+from outbox.canonical_json import canonical_json, checked_json
 from tasks.core.registry import NAME, UnknownType, handlers
 from tracing import TRACEPARENT, current_traceparent, is_traceparent
 
@@ -100,8 +100,7 @@ class NewTask:
     expires: datetime | timedelta | float | None = None  # a time, or a duration or seconds from now
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedTask:
+class CheckedTask(NamedTuple):
     """A task that can be stored: values are written as JSON, and defaults are filled in.
 
     If this process has no handler for the type, `batch` is None, and the ledger fills in what is None: it knows the
@@ -168,6 +167,14 @@ def check_task(new: NewTask, *, traceparent: str | None = None) -> CheckedTask:
         expires_at,
         expire_seconds,
     )
+
+
+def with_payload(checked: CheckedTask, payload: str, key: str | None) -> CheckedTask:
+    """Return the task with another payload, given as JSON, and another key; its other fields are checked already."""
+    if key is None:
+        return CheckedTask(checked.new, checked_json(payload), *checked[2:])
+    _check_key(key, "An idempotency key")
+    return CheckedTask(replace(checked.new, key=key), checked_json(payload), *checked[2:])
 
 
 def with_trace(context: Mapping[str, Any], traceparent: str | None = None) -> Mapping[str, Any]:

@@ -176,6 +176,7 @@ def test_a_process_killed_right_after_its_commit_loses_no_event(
     )
     assert killed.returncode == -signal.SIGKILL
     assert relay.tick().sent == 0  # the lease has not expired yet
+    assert rows("lease_until > ledger.ledger_now() + interval '30 s'") == [(True,)]
     move(stack, settings.current().outbox_submit_lease_seconds + 1)
     assert relay.tick().sent == 1
     assert arrived(stack) == {"one": copies}

@@ -12,9 +12,11 @@ from sqlalchemy import Connection, event, make_url
 import outbox
 import settings
 from models.engine import engine, make_engine, sessions
+from models.errors import Unreachable
 from models.sql import sql
 from outbox import after_commit_publisher as after_commit
 from outbox.after_commit_publisher import AfterCommitPublisher, after_commit_publisher
+from outbox.audit import DatabaseErrors
 from outbox.lease import ClaimedEvent, claim_outbox
 from outbox.prune import prune
 from outbox.publishers.contract import DestinationDown, Refused, Result, Sent
@@ -263,3 +265,16 @@ def test_the_audit_of_a_batch_of_wakeups_is_pruned_with_them(relay: Relay, stack
     move(stack, 3 * 3600)
     assert prune(engine(), hours=1) == 5
     assert audits() == {}
+
+
+def test_an_outage_of_the_database_is_logged_once_and_counted_each_time(
+    stack: ServersOfTests, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = DatabaseErrors("relay")
+    before = audit_counts()
+    for outage in (1, 2):
+        for _ in range(3):
+            errors.note(Unreachable("PostgreSQL is unreachable"))
+        assert [record.levelname for record in caplog.records] == ["ERROR"] * outage
+        errors.write(engine())
+    assert audit_counts() - before == {"outbox_flush_db_error": 6}

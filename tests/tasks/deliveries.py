@@ -187,23 +187,25 @@ def take_away(task_id: uuid.UUID) -> uuid.UUID:
     return token
 
 
-def counted() -> Counter[str]:
-    """Return how many deliveries the tally has, by result."""
-    return Counter({result: sum(total.count for total in totals) for result, totals in _by_result().items()})
+def counted(subject: Subject = Subject.TASK) -> Counter[str]:
+    """Return how many deliveries, or other subjects, the tally has, by result."""
+    return Counter({result: sum(total.count for total in totals) for result, totals in _by_result(subject).items()})
 
 
 def timed() -> Counter[str]:
     """Return of how many deliveries the tally knows the seconds in the handler, by result."""
-    return Counter({result: sum(sum(total.run) for total in totals) for result, totals in _by_result().items()})
+    return Counter(
+        {result: sum(sum(total.run) for total in totals) for result, totals in _by_result(Subject.TASK).items()}
+    )
 
 
-def _by_result() -> dict[str, list[Total]]:
+def _by_result(subject: Subject) -> dict[str, list[Total]]:
     counts.append()
     fold(engine(), budget_seconds=60)
     found: dict[str, list[Total]] = {}
     with engine().connect() as connection:
         for total in read_totals(connection):
-            if total.subject is Subject.TASK:
+            if total.subject is subject:
                 found.setdefault(total.result, []).append(total)
     return found
 

@@ -11,8 +11,8 @@ from sqlalchemy import TextClause
 import settings
 from bench.scratch import scratch_servers
 from models.engine import engine
-from tally.counts import counts
 from tests.app import point_app_at
+from tests.forgotten_counts import forget_counts
 
 QUICK = {"INGEST_LEASE_SECONDS": "3", "INGEST_WAKEUP_GRACE_MS": "1000", "OUTBOX_SUBMIT_LEASE_SECONDS": "1"}
 
@@ -24,7 +24,7 @@ def own_servers(variables: dict[str, str], create: TextClause) -> Iterator[setti
     os.environ.update(QUICK | variables)
     try:
         with scratch_servers() as current:
-            counts._reset()  # of the test before
+            forget_counts()
             point_app_at(current.broker_url)
             with engine().begin() as connection:
                 connection.execute(create)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
 from typing import Final
@@ -19,6 +20,8 @@ CREATE: Final[TextClause] = text("CREATE TABLE public.pool_effect (task_id uuid 
 RUNNING: Final[TextClause] = sql("""
     SELECT count(*) FROM ledger.ingest_task WHERE type = :type AND payload ->> 'tenant' = :tenant AND status = 'RUNNING'
 """)
+THREADS: Final = 50
+MEET_SECONDS: Final = 60.0
 INSERT: Final[TextClause] = text("INSERT INTO public.pool_effect (task_id) VALUES (:task_id)")
 
 
@@ -27,6 +30,13 @@ def effect(task: Task, db: Session) -> None:
     """Insert a row, then wait in short sleeps, so that an exception can be raised in between."""
     db.execute(INSERT, {"task_id": task.id})
     _wait(task)
+
+
+@handler("pool.meets", batch=1)
+def meet(task: Task, db: Session) -> None:
+    """Insert a row, then wait until fifty tasks have done so; fail if they do not come."""
+    db.execute(INSERT, {"task_id": task.id})
+    _all_threads.wait(MEET_SECONDS)
 
 
 @handler("pool.outside", transactional=False, batch=1)
@@ -79,6 +89,9 @@ def limited(task: Task) -> None:
 @handler("pool.rated", transactional=False, rate="1/d")
 def rated(_task: Task) -> None:
     """One task starts; the others wait until tomorrow."""
+
+
+_all_threads = threading.Barrier(THREADS)
 
 
 def _wait(task: Task) -> None:

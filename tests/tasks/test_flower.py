@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from tests.tasks.web import get
 from tests.tasks.work import task
 
 TYPE = "demo.flaky"
+RUN_TIME = 6  # the place of its column
 
 
 class Flower(LocalProcess):
@@ -133,6 +135,7 @@ def test_a_browser_shows_five_tasks_by_type_and_state_the_error_of_one_and_its_d
     shown = {row[1].split()[0]: row for row in rows if row}
     for id_ in ids[:4]:
         assert shown[str(id_)][0::2][:2] == [TYPE, "SUCCESS"]
+        assert re.fullmatch(r"[\d.]+ m?s", shown[str(id_)][RUN_TIME])
     dead = shown[str(ids[4])]
     assert [dead[0], *dead[2:5]] == [TYPE, "FAILURE", "0", "Permanent: no such customer"]
     assert {row[0] for row in shown.values()} == {TYPE}, "wake-ups and ticks are not shown"

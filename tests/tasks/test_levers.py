@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from fastapi.testclient import TestClient
 
 import settings
@@ -145,3 +147,38 @@ def test_an_operator_scales_and_pauses_a_queue_that_is_too_long_and_every_task_r
     assert len(runs()) == len({task for task, _ in runs()}) == 9
     submit(caller, 2)
     wait_until(lambda: rows() == [("SUCCEEDED", 0)] * 11, "the process that is left runs tasks")
+
+
+def test_a_queue_that_is_too_long_refuses_tasks_until_its_worker_has_caught_up_and_the_pager_is_told(
+    caller: Caller, start: Any, servers: settings.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pager = f"{servers.redis_url.replace('redis:', 'redis-stream:', 1)}?stream=pager"
+    variables = {"OUTBOX_DESTINATIONS": json.dumps({"pager": pager}), "BACKLOG_NOTIFY": "pager"}
+    for name, value in {**variables, "BACKLOG_POLICY": "refuse"}.items():
+        monkeypatch.setenv(name, value)
+    settings.current.cache_clear()
+    set_gate(is_open=False)
+    start("only")
+    before = len(runs())
+    submit(caller, 5)
+    wait_until(lambda: len(runs()) > before, "the worker runs a task, and the others wait")
+    assert ticks.run("reclaim")["backlogAlerts"] == 1
+    refused = caller.post("/api/tasks", json={"type": "lever.held", "payload": {}})
+    expect_error(refused, 429, "backlog_full")
+    assert refused.headers["Retry-After"] == "30"
+    ticks.run("relay")
+    assert told(servers) == ["backlog_alert_raised"]
+
+    set_gate(is_open=True)
+    wait_until(lambda: set(rows()) == {("SUCCEEDED", 0)}, "the worker has caught up")
+    assert len(runs()) == before + 5
+    assert ticks.run("reclaim")["backlogAlerts"] == 1
+    submit(caller, 1)
+    ticks.run("relay")
+    assert told(servers) == ["backlog_alert_raised", "backlog_alert_cleared"]
+
+
+def told(servers: settings.Settings) -> list[str]:
+    """Return the events that the pager was told."""
+    with redis.Redis.from_url(servers.redis_url, decode_responses=True) as client:
+        return [json.loads(fields["payload"])["event"] for _, fields in client.xrange("pager")]

@@ -59,6 +59,7 @@ class Site:
     settings: settings.Settings
     worker: ChildProcess
     doomed: ChildProcess
+    system: ChildProcess
     metrics_port: int
     folder: Path
 
@@ -69,9 +70,9 @@ class Site:
         found = [line for line in text.splitlines() if line.startswith("celeriac_process_waits_for_ledger ")]
         return float(found[0].rpartition(" ")[2]) if found else None
 
-    def logged(self) -> list[dict[str, Any]]:
-        lines = self.worker.output().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+
+def logged(program: ChildProcess) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in program.output().splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         doomed = start_celery(folder, "doomed", "worker", "-n", "doomed@%h", "-c", "1", "-Q", doom, *options)
         system = start_celery(folder, "system", "worker", "-n", "system@%h", "-c", "1", "-Q", ticks, *options)
         with running(worker, doomed, system, start_celery(folder, "beat", "beat")):
-            yield Site(current, worker, doomed, port, folder)
+            yield Site(current, worker, doomed, system, port, folder)
 
 
 def submitted(tasks: Sequence[NewTask]) -> list[uuid.UUID]:
@@ -138,6 +139,7 @@ class Outage:
     first_claim_seconds: float  # from PostgreSQL's first answer, by the ledger's clock
     unreachable: list[float | None]  # the metric before, during and after
     log: list[dict[str, Any]]
+    log_of_ticks: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +169,14 @@ def outage(site: Site) -> Outage:
     wait_until(lambda: site.unreachable == 0, "the worker says that it works again", seconds=10)
     unreachable.append(site.unreachable)
     return Outage(
-        plain, outside, lines(ran), messages, first_claim.total_seconds(), unreachable=unreachable, log=site.logged()
+        plain,
+        outside,
+        lines(ran),
+        messages,
+        first_claim.total_seconds(),
+        unreachable=unreachable,
+        log=logged(site.worker),
+        log_of_ticks=logged(site.system),
     )
 
 
@@ -196,7 +205,14 @@ def test_an_outage_is_seen_in_the_metrics_of_a_worker_and_once_in_the_log_of_eac
         said = Counter(line["process"] for line in outage.log if words in line["message"])
         assert said.keys(), f"no process said: {words}"
         assert set(said.values()) == {1}
-        assert len(said) <= PROCESSES
+        assert len(said) <= PROCESSES + 1  # the main process looks into the ledger, too
+
+
+def test_no_process_of_a_worker_repeats_itself_while_postgresql_is_unreachable(outage: Outage) -> None:
+    for log in (outage.log, outage.log_of_ticks):
+        said = Counter((line["process"], line["logger"], line.get("event")) for line in log)
+        assert {each: count for each, count in said.items() if count > 1} == {}
+    assert "ledger_down" in {line["event"] for line in outage.log_of_ticks}, "ticks have no stack in the log"
 
 
 @pytest.mark.guarantee

@@ -20,7 +20,7 @@ from tasks.operations.discard import discard
 from tasks.pools import UnsupportedPool, supported_pool
 from tests.nodes.programs import celery, run
 from tests.tasks.own_servers import own_servers
-from tests.tasks.pool_handlers import CREATE
+from tests.tasks.pool_handlers import CREATE, MEET_SECONDS, THREADS
 from tests.tasks.work import rows, transitions
 
 VARIABLES = {"INGEST_HANDLERS": "tests.tasks.pool_handlers", "INGEST_LEASE_SECONDS": "60"}
@@ -77,7 +77,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture(scope="class")
 def fifty_threads(servers: settings.Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     empty()  # a task that the test before has left would run here
-    program = worker(tmp_path_factory.mktemp("threads"), "threads", 50)
+    program = worker(tmp_path_factory.mktemp("threads"), "threads", THREADS)
     yield
     program.kill()
 
@@ -223,10 +223,9 @@ class TestFiftyThreads:
     """One worker with `-P threads -c 50`."""
 
     def test_all_threads_have_a_connection_although_sqlalchemys_pool_has_fifteen(self) -> None:
-        submitted("pool.effect", count=50, seconds=4)
-        wait_until(lambda: len(rows(where="status = 'RUNNING'")) == 50, "all run at once", seconds=20)
-        await_status("SUCCEEDED")
-        assert effects() == (50, 50)
+        submitted("pool.meets", count=THREADS)
+        await_status("SUCCEEDED", seconds=MEET_SECONDS)
+        assert effects() == (THREADS, THREADS)
         assert set(rows("attempt_count")) == {(0,)}
 
     def test_the_soft_limit_interrupts_a_handler_and_not_those_of_other_threads(self) -> None:

@@ -38,7 +38,9 @@ def is_ticked_by(worker: ChildProcess) -> bool:
 
 
 @pytest.mark.guarantee
-def test_two_beats_then_one_then_none_run_each_period_once(ledger: ServersOfTests, tmp_path: Path) -> None:
+def test_two_beats_then_one_that_is_restarted_then_none_run_each_period_once(
+    ledger: ServersOfTests, tmp_path: Path
+) -> None:
     beats = [start_celery(tmp_path, f"beat{number}", "beat") for number in (1, 2)]
     worker = start_worker(tmp_path, "worker", INGEST_HANDLERS="tests.tasks.schedule_handlers")
     with running(worker, *beats):
@@ -46,6 +48,8 @@ def test_two_beats_then_one_then_none_run_each_period_once(ledger: ServersOfTest
         beats[0].kill()
         wait_for_another("of the other beat")
         beats[1].kill()
+        with running(start_celery(tmp_path, "beat3", "beat")):
+            wait_for_another("of a beat that was restarted")
         move(ledger, 25)  # beat counts as silent after 20 seconds
         wait_until(lambda: is_ticked_by(worker), "the worker runs the tick")
         wait_for_another("without a beat")

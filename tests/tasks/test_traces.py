@@ -22,6 +22,7 @@ from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from settings import current
 from tasks import NewTask, Permanent, submit, submit_many
+from tasks.core import batch_size
 from tasks.core.logs import JSON, TEXT, TaskFields
 from tasks.core.task import Task
 from tasks.execution.deliver import deliver
@@ -119,7 +120,8 @@ def lines() -> Iterator[Lines]:
     root.removeHandler(made)
 
 
-def test_successes_are_one_record_per_batch_with_their_ids(lines: Lines) -> None:
+def test_successes_are_one_record_per_batch_with_their_ids(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_size, "BATCH_SECONDS", 60.0)  # the batches are full, however slow this machine is
     ids = submitted(150)
     deliver(engine(), ids)
     records = lines.of("tasks_succeeded")
@@ -231,6 +233,25 @@ def test_a_given_traceparent_is_the_parent_of_the_run_and_a_failure_has_its_code
     assert ran.status.status_code is StatusCode.ERROR
     assert (ran.attributes or {})["error.type"] == "permanent"
     assert [event.name for event in ran.events] == ["exception"]
+
+
+def test_an_error_that_cannot_be_printed_keeps_its_meaning_and_is_in_the_span(spans: InMemorySpanExporter) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fail(_task: Task, _db: Any) -> None:
+        raise Unprintable
+
+    with handled("test.unprintable", fail, permanent=[Unprintable]):
+        (id_,) = submitted(1, "test.unprintable")
+        deliver(engine(), [id_])
+    (ran,) = named(spans, "run/test.unprintable")
+    assert (ran.attributes or {})["error.type"] == "permanent"
+    (event,) = ran.events
+    assert str((event.attributes or {})["exception.type"]).endswith("Unprintable")
+    with engine().connect() as connection:
+        assert read_task(connection, id_).error_code == "permanent"
 
 
 def test_a_batch_handler_has_one_span_with_a_link_to_every_task(spans: InMemorySpanExporter) -> None:

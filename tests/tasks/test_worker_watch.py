@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import failpoint
+import settings
 from checks import workers
 from models.engine import engine
 from models.sql import sql
-from tasks import ticks
+from tasks import ticks, worker
 from tasks.core.holders import holder_of
 from tasks.execution.deliver import deliver
 from tasks.recovery.tick_rows import BEAT, record_tick, single_flight
@@ -111,6 +112,19 @@ def test_the_ticks_run_although_the_children_cannot_be_read(
     move(ledger, 21)
     watch.check()
     assert sorted(ran) == sorted(ticks.TICKS)
+
+
+def test_only_a_worker_of_the_system_queue_runs_ticks_and_only_if_the_setting_lets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert worker._may_run_ticks()
+    with monkeypatch.context() as other:
+        other.setenv("LEDGER_SCHEMA", "another")  # this worker consumes the queue `system`, not `another.system`
+        settings.current.cache_clear()
+        assert not worker._may_run_ticks()
+    monkeypatch.setenv("WORKER_RUN_TICKS", "false")
+    settings.current.cache_clear()
+    assert not worker._may_run_ticks()
 
 
 def ended_pid(before: Callable[[], None] = lambda: None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -56,6 +57,29 @@ async def both(_task: Task, _db: Session) -> AsyncIterator[None]:
 def test_a_function_that_would_do_nothing_when_called_is_refused(function: Any) -> None:
     with pytest.raises(BadHandler):
         handler("test.bad")(function)
+
+
+def without_session(_task: Task) -> None: ...
+
+
+def with_session(_task: Task, _db: Session) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "rule"),
+    [
+        (without_session, {}, r"must take \(task, db\), or \(task\) with transactional=False"),
+        (without_session, {"many": True}, r"must take \(tasks, db\)$"),
+        (with_session, {"transactional": False}, r"must take \(task\)$"),
+    ],
+    ids=["transactional", "many", "outside"],
+)
+def test_a_function_with_other_arguments_is_refused_with_the_right_ones(
+    function: Any, options: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(BadHandler) as refused:
+        handler("test.bad", **options)(function)
+    assert re.search(rule, refused.value.message.removesuffix("."))
 
 
 async def asynchronous(_task: Task) -> None: ...

@@ -1,4 +1,4 @@
-"""Fixtures for tests that break the connection to the ledger."""
+"""Fixtures for tests of the execution path: a connection to the ledger that breaks, and async handlers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 import settings
 from models import ledger_outage
 from models.engine import make_engine
+from tasks.execution import run_async
 from tests.servers import ServersOfTests
 from tests.tasks.ledger_line import Line
 
@@ -41,3 +42,9 @@ def outage(line: Line, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ledger_outage.outage, "note_failure", note)
     return failures
+
+
+@pytest.fixture
+def no_refill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which a task becomes due again while others run, and must not run again in the same message."""
+    monkeypatch.setattr(run_async, "REFILL_SECONDS", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -136,6 +137,26 @@ def test_a_failure_in_a_batch_is_one_retry_and_each_of_the_others_one_success(re
     calls = [name for name, _ in sent if name in ("task_prerun", "task_postrun")]
     assert calls == ["task_prerun", "task_postrun"] * 4
     assert effects() == {ids[0]: 1, ids[2]: 1}
+
+
+def test_a_failure_in_a_batch_handler_is_one_retry_and_one_log_record_and_each_of_the_others_one_success(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole batch fails first; then each of its tasks runs alone."""
+
+    def function(tasks: list[Task], _db: Session) -> None:
+        if any(each.payload == 1 for each in tasks):
+            raise OnPurpose("no")
+
+    with handled("test.results", function, many=True):
+        ids = submitted(3, "test.results", lambda n: n)
+        delivered(ids)
+    ends = [each for each in receiver.sent if each[0] not in ("task_prerun", "task_postrun")]
+    assert sorted(ends) == sorted([("task_success", ids[0]), ("task_retry", ids[1]), ("task_success", ids[2])])
+    calls = Counter(each for each in receiver.sent if each not in ends)
+    assert calls == {(name, id_): 2 for name in ("task_prerun", "task_postrun") for id_ in ids}
+    (record,) = (record for record in caplog.records if record.exc_info)
+    assert (record.levelname, getattr(record, "taskId", None)) == ("WARNING", str(ids[1]))
 
 
 def test_a_handler_outside_a_transaction_is_announced_once_although_finish_calls_its_function_later(

@@ -155,11 +155,12 @@ def test_tasks_that_are_delivered_many_times_at_once_run_once() -> None:
 
 def test_the_tasks_of_a_message_come_before_those_that_fill_the_batch() -> None:
     """If others displaced them, they would wait although their wake-up was consumed."""
-    older = submitted(200)
-    own = submitted(40)
-    claim = claimed(own)
+    with handled("test.hundred", insert, batch=100):
+        older = submitted(200, "test.hundred")
+        own = submitted(40, "test.hundred")
+        claim = claimed(own)
     assert ran(claim) >= set(own)
-    assert len(claim.tasks) == handlers()["test.insert"].batch
+    assert len(claim.tasks) == 100
     assert len(ran(claim) & set(older)) == 60
 
 
@@ -187,11 +188,12 @@ def test_a_batch_is_filled_only_with_due_tasks_of_the_same_queue_and_type() -> N
 
 
 def test_a_batch_is_filled_with_the_tasks_that_wait_longest() -> None:
-    ids = submitted(150)
-    change(ids[140], "next_retry_at = created_at - interval '1 hour'")
-    for id_ in ids[:100]:
-        change(id_, "next_retry_at = created_at")
-    assert ran(claimed([ids[0]])) == {ids[0], ids[140], *ids[100:140], *ids[141:], *ids[1:50]}
+    with handled("test.hundred", insert, batch=100):
+        ids = submitted(150, "test.hundred")
+        change(ids[140], "next_retry_at = created_at - interval '1 hour'")
+        for id_ in ids[:100]:
+            change(id_, "next_retry_at = created_at")
+        assert ran(claimed([ids[0]])) == {ids[0], ids[140], *ids[100:140], *ids[141:], *ids[1:50]}
 
 
 def test_a_batch_is_never_larger_than_its_handler_says() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -118,13 +119,46 @@ def test_a_batch_handler_takes_four_statements_for_any_size(size: int) -> None:
     are_well(ids)
 
 
-def test_a_failed_batch_takes_no_more_than_four_statements_per_task() -> None:
-    ids = inserting({0: raising(OnPurpose())}, 10)
+@pytest.mark.parametrize(("culprit", "parts"), [(0, [9]), (4, [4, 5]), (8, [8, 1]), (9, [9])])
+def test_the_tasks_before_and_behind_one_that_fails_share_transactions(culprit: int, parts: list[int]) -> None:
+    ids = inserting({culprit: raising(OnPurpose())}, 10)
+    commits: list[Any] = []
+    with statements() as sent, at_commit(engine(), commits.append):
+        delivered(ids)
+    own = [one for one in sent if one.startswith("INSERT INTO public.test_sink")]
+    assert len(own) == culprit + 1 + sum(parts)
+    # claim; guard of the part that broke, settling its culprit, reading the tasks before it again; guard, settle
+    assert len(sent) - len(own) == 1 + 2 + (culprit > 0) + 2 * len(parts)
+    assert len(commits) == 1 + len(parts)  # of the culprit, and of each part
+    are_well(ids, culprit)
+
+
+def test_a_batch_in_which_many_tasks_fail_runs_each_of_the_others_at_most_twice() -> None:
+    ids = inserting(dict.fromkeys(range(3, 40, 6), raising(OnPurpose())), 40)
+    bad = ids[3::6]
     with statements() as sent:
         delivered(ids)
-    begun = 1 + 9  # once together, and nine tasks alone
-    # claim, begun transactions, inserts, tasks settled alone, the failed one, and reading the submitted values again
-    assert len(sent) == 1 + begun + 10 + 9 + 1 + 1
+    own = [one for one in sent if one.startswith("INSERT INTO public.test_sink")]
+    assert len(own) <= 2 * len(ids)
+    assert effects() == {id_: 1 for id_ in ids if id_ not in bad}
+    assert [(task(id_)["status"], task(id_)["attempt_count"]) for id_ in bad] == [("RETRYING", 1)] * len(bad)
+    assert leases() == 0
+
+
+def test_a_task_that_fails_only_when_it_runs_again_is_charged_and_its_neighbours_succeed() -> None:
+    runs: Counter[int] = Counter()
+
+    def fail_the_second_time(each: Task, _db: Session) -> None:
+        n = each.payload["n"]
+        runs[n] += 1
+        if n == 5 or (n == 2 and runs[n] == 2):
+            raise OnPurpose
+
+    ids = inserting(dict.fromkeys(range(8), fail_the_second_time), 8)
+    delivered(ids)
+    assert {ids.index(id_) for id_ in effects()} == {0, 1, 3, 4, 6, 7}
+    assert [task(ids[n])["attempt_count"] for n in (2, 5)] == [1, 1]
+    assert leases() == 0
 
 
 def test_a_batch_starts_no_task_after_half_its_lease_and_releases_the_rest() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,8 +36,6 @@ from tests.tasks.deliveries import (
     raising,
     scalar,
     submitted,
-    take_away,
-    watching,
 )
 from tests.tasks.ledger_line import Line
 from tests.tasks.lost_workers import later
@@ -60,6 +58,11 @@ def noticed(_task: Task, db: Session) -> None:
     db.execute(sql("SELECT 1"))
 
 
+def noticed_by_the_driver(_task: Task, db: Any) -> None:
+    cut(db)
+    db.cursor().execute("SELECT 1")
+
+
 def not_noticed(_task: Task, db: Session) -> None:
     cut(db)
 
@@ -76,7 +79,7 @@ def made_another_error_of(each: Task, db: Session) -> None:
         raise RuntimeError("my own words") from error
 
 
-LOSSES = [noticed, not_noticed, swallowed, made_another_error_of]
+LOSSES = [noticed, noticed_by_the_driver, not_noticed, swallowed, made_another_error_of]
 
 
 def times(count: int, script: Script) -> Script:
@@ -137,31 +140,39 @@ def test_a_handler_that_crashes_its_own_backend_is_charged_at_the_third_loss_in_
     assert effects() == {}
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_commit_whose_answer_was_lost_is_never_run_again(count: int, line: Line, through_the_line: Engine) -> None:
-    ids = inserting({0: lambda *_: line.cut_at("COMMIT", but_it_arrives=True)}, count)
-    deliver(through_the_line, ids)
-    are_well(ids)
-    assert audits() == []
-    deliver(through_the_line, ids)
-    are_well(ids)
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_commit_that_never_arrived_leaves_no_effect(count: int, line: Line, through_the_line: Engine) -> None:
-    ids = inserting({0: once(lambda *_: line.cut_at("COMMIT", but_it_arrives=False))}, count)
-    deliver(through_the_line, ids)
-    assert rows("status, attempt_count, isolated") == [("QUEUED", 0, False)] * count
-    assert (effects(), leases(), audits()) == ({}, 0, [])
+@pytest.mark.usefixtures("clock")
+def test_a_task_that_loses_the_connection_does_not_keep_its_batch_from_running() -> None:
+    """The part of the batch behind a failed task loses its connection: it is released, and runs when it is woken."""
+    ids = inserting({0: raising(OnPurpose()), 2: once(noticed)}, 5)
+    delivered(ids)
+    assert rows("status, attempt_count, isolated") == [("RETRYING", 1, False), *[("QUEUED", 0, False)] * 4]
+    assert (effects(), leases()) == ({}, 0)
+    assert set(wakeups()[-1].ids) == set(ids[1:])
+    delivered(ids[1:])
+    assert effects() == dict.fromkeys(ids[1:], 1)
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_task_that_loses_the_connection_does_not_keep_its_batch_from_running() -> None:
-    ids = inserting({0: raising(OnPurpose()), 2: once(noticed)}, 5)
-    delivered(ids)
-    assert rows() == [("RETRYING", 1), ("SUCCEEDED", 0), ("QUEUED", 0), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
-    assert (effects(), leases()) == (dict.fromkeys([ids[1], *ids[3:]], 1), 0)
-    delivered([ids[2]])
+def test_of_a_batch_that_runs_one_by_one_only_the_task_that_loses_the_connection_is_released() -> None:
+    cut_once = once(noticed)
+    tries: list[int] = []
+
+    def many(tasks: Sequence[Task], db: Session) -> None:
+        tries.append(len(tasks))
+        for each in tasks:
+            insert(each, db)
+            if each.payload == 0:
+                raise OnPurpose
+            if each.payload == 2:
+                cut_once(each, db)
+
+    with handled("test.bulk", many, many=True):
+        ids = submitted(5, "test.bulk", lambda n: n)
+        delivered(ids)
+        assert tries == [5, 1, 1, 1, 1, 1]
+        assert rows() == [("RETRYING", 1), ("SUCCEEDED", 0), ("QUEUED", 0), ("SUCCEEDED", 0), ("SUCCEEDED", 0)]
+        assert (effects(), leases()) == (dict.fromkeys([ids[1], *ids[3:]], 1), 0)
+        delivered([ids[2]])
     assert effects() == dict.fromkeys(ids[1:], 1)
 
 
@@ -280,51 +291,6 @@ def test_a_soft_limit_that_strikes_a_step_while_it_waits_for_the_ledger_releases
     assert rows("status, attempt_count, error_code") == [("QUEUED", 0, None)]
     assert transitions(id_, "to_status, message")[-1] == ("QUEUED", LIMIT_IN_OUTAGE.why)
     assert (leases(), audits()) == (0, [])
-
-
-@pytest.mark.parametrize("arrives", [True, False])
-def test_a_failure_is_charged_once_although_the_answer_to_its_settling_was_lost(
-    arrives: bool, line: Line, through_the_line: Engine
-) -> None:
-    def fail(_task: Task, _db: Session) -> None:
-        line.cut_at("COMMIT", but_it_arrives=arrives)  # the next COMMIT is that of the settling
-        raise OnPurpose("on purpose")
-
-    (id_,) = inserting({0: fail}, 1)
-    deliver(through_the_line, [id_])
-    assert rows("status, attempt_count, error_code") == [("RETRYING", 1, "handler_error")]
-    assert [to for _, to in transitions(id_)] == ["QUEUED", "RUNNING", "RETRYING"]
-    assert (leases(), audits()) == (0, [])
-
-
-@pytest.mark.parametrize("arrives", [True, False])
-def test_an_effect_outside_the_ledger_is_settled_although_the_connection_was_lost(
-    arrives: bool, line: Line, through_the_line: Engine
-) -> None:
-    """The handler has had its effect, so a lost connection must not make it run again."""
-    with handled("test.elsewhere", lambda _task: line.cut_at("COMMIT", but_it_arrives=arrives), transactional=False):
-        (id_,) = submitted(1, "test.elsewhere")
-        deliver(through_the_line, [id_])
-    assert rows() == [("SUCCEEDED", 0)]
-    assert (leases(), audits()) == (0, [])
-
-
-def test_a_task_lost_while_it_was_settled_blocks_the_rest_of_its_key(line: Line, through_the_line: Engine) -> None:
-    ran: list[int] = []
-
-    def lose_the_first(each: Task) -> None:
-        ran.append(each.payload)
-        line.cut_at("COMMIT", but_it_arrives=False)
-
-    def take_away_both(_context: Any) -> None:
-        for id_ in ids:
-            take_away(id_)
-
-    with handled("test.elsewhere", lose_the_first, transactional=False):
-        ids = submitted(2, "test.elsewhere", lambda n: n, partition_key="k")
-        with watching(through_the_line, "handle_error", take_away_both):
-            deliver(through_the_line, ids)
-    assert ran == [0]
 
 
 def test_an_effect_outside_the_ledger_is_settled_although_all_connections_are_in_use(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +24,7 @@ from tasks.recovery import limited_tasks
 from tasks.recovery.prune import prune
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
+from tests.tasks import plans
 from tests.tasks.deliveries import delivered, run_claim, scalar, statements, submitted
 from tests.tasks.limited import (
     TYPE,
@@ -234,8 +234,8 @@ def rows_read(ids: list[uuid.UUID]) -> int:
     values |= {"wakeup_holder": "me", "wakeup_token": str(uuid.uuid4()), "wakeup_seconds": 5, "wakeup_queues": "{}"}
     with engine().connect() as connection:
         (key,) = connection.execute(LOCK_FOR_CLAIM.text, values).all()
-        read = _rows_of(connection, LOCK_FOR_CLAIM, values)
-        read += _rows_of(connection, ADMIT, {**values, "key_types": [key.type], "limit_keys": [key.limit_key]})
+        read = plans.rows_read(connection, LOCK_FOR_CLAIM, values)
+        read += plans.rows_read(connection, ADMIT, {**values, "key_types": [key.type], "limit_keys": [key.limit_key]})
         connection.rollback()
     return read
 
@@ -244,21 +244,9 @@ def rows_read_by_claim(ids: list[uuid.UUID]) -> int:
     known = {"types": "{test.insert}", "batches": "{10}", "relaxed": "{t}", "limited": "{f}"}
     given = {"ids": [str(id_) for id_ in ids], "token": str(uuid.uuid4()), "holder": "me", "lease_seconds": 60}
     with engine().connect() as connection:
-        read = _rows_of(connection, CLAIM, {**known, **given})
+        read = plans.rows_read(connection, CLAIM, {**known, **given})
         connection.rollback()
     return read
-
-
-def _rows_of(connection: Any, statement: Any, values: dict[str, Any]) -> int:
-    explain = sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.text}")
-    return sum(_read(connection.execute(explain, values).scalar_one()[0]["Plan"]))
-
-
-def _read(node: dict[str, Any]) -> Iterator[int]:
-    if node.get("Relation Name") == "ingest_task" and "Scan" in node["Node Type"]:
-        yield int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
-    for below in node.get("Plans", ()):
-        yield from _read(below)
 
 
 def test_why_names_the_limit_the_tenant_and_the_tasks_ahead() -> None:

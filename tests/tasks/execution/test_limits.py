@@ -165,9 +165,10 @@ def test_processes_that_deliver_the_same_tasks_at_once_never_exceed_the_limit(st
     assert scalar("SELECT count(*) FROM public.test_sink") == 24
 
 
-def test_of_two_claims_at_once_only_one_gets_the_last_place() -> None:
+@pytest.mark.parametrize("limit", [{"max_running": 1}, {"rate": "1/d"}], ids=["running", "rate"])
+def test_of_two_claims_at_once_only_one_gets_the_last_place(limit: dict[str, Any]) -> None:
     """The second claim waits until the first has committed, and counts only then."""
-    with limited(max_running=1):
+    with limited(**limit):
         ids = submitted(2, TYPE)
         second: list[Claim] = []
         with Session(engine()) as claiming:

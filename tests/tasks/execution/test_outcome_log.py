@@ -6,16 +6,21 @@ import gc
 import logging
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.integrations.logging import LoggingIntegration
+from sentry_sdk.transport import Transport
 from sqlalchemy.orm import Session
 
 from models.errors import LeaseLost
 from tasks.core.logs import JSON, OUTCOMES, TEXT
 from tasks.core.task import Task
-from tests.tasks.deliveries import delivered, handled, inserting, raising, scripted, submitted, take_away
-from tests.tasks.work import OnPurpose
+from tests.tasks.deliveries import change, delivered, handled, inserting, raising, scripted, submitted, take_away
+from tests.tasks.work import OnPurpose, task
 
 pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
@@ -50,6 +55,90 @@ def test_an_attempt_is_logged_with_the_exception_of_the_handler(
     kind, error, traceback = record.exc_info
     assert (kind, str(error)) == (OnPurpose, "the card number 4711")
     assert traceback is not None
+
+
+def test_an_attempt_of_an_async_handler_is_logged_with_its_exception(caplog: pytest.LogCaptureFixture) -> None:
+    error = OnPurpose("no")
+
+    async def do(_task: Task) -> None:
+        raise error
+
+    with handled("test.async", do):
+        (id_,) = submitted(1, "test.async", max_attempts=1)
+        delivered([id_])
+    (record,) = failures(caplog)
+    logged: Any = record
+    assert (record.levelname, logged.event, logged.taskId, logged.type) == (
+        "ERROR",
+        "task_dead",
+        str(id_),
+        "test.async",
+    )
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+class Unprintable(Exception):
+    """An exception that can be neither printed nor pickled."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be pickled")
+
+
+class KeptEvents(Transport):
+    """Keeps Sentry's events, in the place of a server."""
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.events: list[Any] = []
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        self.events.append(envelope.get_event())
+
+
+@contextmanager
+def sentry(**how: Any) -> Iterator[list[Any]]:
+    """Connect Sentry in this process, and yield its events."""
+    kept = KeptEvents()
+    client = sentry_sdk.Client(dsn="http://key@localhost/1", transport=kept, default_integrations=False, **how)
+    with sentry_sdk.new_scope() as scope:
+        scope.set_client(client)
+        yield kept.events
+    client.close(timeout=0)
+
+
+def test_sentry_gets_every_attempt_if_its_logging_integration_takes_warnings() -> None:
+    with sentry(integrations=[LoggingIntegration(event_level=logging.WARNING)]) as events:
+        (id_,) = scripted(raising(OnPurpose("no")), max_attempts=3)
+        for _ in range(3):
+            change(id_, "next_retry_at = NULL, status = 'QUEUED'")
+            delivered([id_])
+    assert [(event["level"], event["extra"]["attempt"]) for event in events] == [
+        ("warning", 1),
+        ("warning", 2),
+        ("error", 3),
+    ]
+    assert {(event["extra"]["taskId"], event["extra"]["type"]) for event in events} == {(str(id_), "test.scripted")}
+    assert {event["exception"]["values"][-1]["type"] for event in events} == {"OnPurpose"}
+
+
+def test_an_exception_that_can_be_neither_printed_nor_pickled_is_a_failure_like_any_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with sentry(integrations=[LoggingIntegration()]) as events:
+        (id_,) = scripted(raising(Unprintable(lambda: None)), max_attempts=1)
+        delivered([id_])
+    assert task(id_)["status"] == "DEAD"
+    assert task(id_)["error_message"] == "Unprintable: its text cannot be shown (RuntimeError)"
+    assert [event["exception"]["values"][-1]["type"] for event in events] == ["Unprintable"]
+    (record,) = failures(caplog)
+    for formatter in (JSON, TEXT, logging.Formatter()):
+        assert "handler_error" in formatter.format(record)
 
 
 def test_our_log_lines_do_not_show_the_text_of_the_exception(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,9 +17,11 @@ from models.prepared_statements import Prepared
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import Discard, NewTask, Permanent, Snooze, submit, submit_many
+from tasks.core import batch_size
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.registry import handlers
 from tasks.core.task import Task
+from tasks.execution import deliver as deliver_module
 from tasks.execution.claim_statements import CLAIM, CLAIM_KEYED
 from tasks.operations import dead_tasks
 from tasks.operations.task_details import read_details
@@ -28,6 +30,7 @@ from tasks.recovery import lost_wakeups
 from tasks.recovery.prune import prune
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
+from tests.tasks import plans
 from tests.tasks.deliveries import claimed_in_turn, delivered, handled, scalar
 from tests.tasks.wakeup_repair import repair_lost_wakeups
 from tests.tasks.work import insert, rows, task, transitions, wakeups
@@ -81,6 +84,40 @@ def last_wakeup() -> int:
 
 
 @pytest.mark.guarantee
+def test_a_process_holds_few_keys_at_once_and_fills_its_batch_with_the_tasks_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it holds a key, other processes can do nothing for it."""
+    monkeypatch.setattr(deliver_module, "KEYED_AT_ONCE", 2)
+    held: set[tuple[int, int]] = set()
+
+    def note_lease(_task: Task, db: Session) -> None:
+        (size,) = db.execute(sql("SELECT cardinality(task_ids) FROM ledger.task_lease")).scalars()
+        keys = sql("SELECT count(DISTINCT partition_key) FROM ledger.ingest_task WHERE status = 'RUNNING'")
+        held.add((size, db.execute(keys).scalar_one()))
+
+    with handled("test.keyed", note_lease, batch=10):
+        delivered(keyed("the first one runs alone"))
+        held.clear()
+        ids = [keyed(f"key {n}", 3) for n in range(5)]
+        delivered([first for first, *_ in ids])
+    assert held == {(6, 2), (3, 1)}
+    assert {status for some in ids for status in statuses(some)} == {"SUCCEEDED"}
+
+
+def test_keys_that_a_slow_process_has_not_claimed_yet_are_left_to_other_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deliver_module, "KEYED_AT_ONCE", 2)
+    batch_size.record_duration(handlers()["test.keyed"], 10.0)
+    ids = [keyed(f"key {n}")[0] for n in range(5)]
+    before = len(wakeups())
+    delivered(ids)
+    assert sorted(statuses(ids)) == ["QUEUED"] * 4 + ["SUCCEEDED"]
+    waiting = {id_ for id_, status in zip(ids, statuses(ids), strict=True) if status == "QUEUED"}
+    assert {id_ for wakeup in wakeups()[before:] for id_ in wakeup.ids} == waiting
+
+
 def test_tasks_of_one_key_run_in_the_order_of_submits_in_whatever_order_they_are_delivered() -> None:
     ids = keyed("a", 25)
     for _ in range(3):  # a batch has ten tasks
@@ -313,17 +350,9 @@ def rows_read(statement: Prepared, ids: list[uuid.UUID]) -> int:
     }
     values |= {"token": str(uuid.uuid4()), "holder": "me", "lease_seconds": 60}
     with engine().connect() as connection:
-        explain = sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.text}")
-        plan: Any = connection.execute(explain, values).scalar_one()[0]["Plan"]
+        read = plans.rows_read(connection, statement, values)
         connection.rollback()
-    return sum(_read(plan))
-
-
-def _read(node: dict[str, Any]) -> Iterator[int]:
-    if node.get("Relation Name") == "ingest_task" and "Scan" in node["Node Type"]:
-        yield int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
-    for below in node.get("Plans", ()):
-        yield from _read(below)
+    return read
 
 
 def test_only_the_heads_of_keys_are_woken_again_when_wakeups_were_lost(stack: ServersOfTests) -> None:

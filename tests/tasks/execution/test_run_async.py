@@ -13,13 +13,14 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from models.engine import engine
+from models.sql import sql
 from tasks import Discard, Finish, LeaseLost, Permanent, Snooze
 from tasks.core.task import Task
 from tasks.execution import deliver as deliver_module
-from tasks.execution import run_async
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
+    at_commit,
     audits,
     change,
     claimed,
@@ -39,12 +40,6 @@ PATIENCE_SECONDS = 20.0
 pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
-@pytest.fixture
-def no_refill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests in which a task becomes due again while others run, and must not run again in the same message."""
-    monkeypatch.setattr(run_async, "REFILL_SECONDS", 0.0)
-
-
 def of_type(columns: str = "status, attempt_count") -> list[tuple[Any, ...]]:
     return rows(columns, "type = :type", type=TYPE)
 
@@ -59,8 +54,12 @@ def test_all_tasks_of_a_claim_run_at_the_same_time_in_one_thread() -> None:
             await all_are_here.wait()
         return int(each.payload)
 
+    commits: list[Connection] = []
     with handled(TYPE, meet, concurrency=50):
-        delivered(submitted(50, TYPE, lambda n: n))
+        ids = submitted(50, TYPE, lambda n: n)
+        with at_commit(engine(), commits.append):
+            delivered(ids)
+    assert len(commits) < 10, "tasks that end together are settled together"
     assert of_type("status, attempt_count, result") == [("SUCCEEDED", 0, n) for n in range(50)]
     assert threads == {threading.get_ident()}
     assert leases() == 0
@@ -140,13 +139,38 @@ def test_a_free_place_is_given_to_the_next_task_while_a_slow_one_runs() -> None:
     assert leases() == 0
 
 
+def test_a_free_place_is_given_to_the_next_task_that_no_other_transaction_holds() -> None:
+    ran: list[int] = []
+
+    async def do(each: Task) -> None:
+        ran.append(each.payload)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while each.payload == 0 and len(ran) < 3:
+            assert time.monotonic() < deadline, "the task behind the locked ones did not run"
+            await asyncio.sleep(0.01)
+
+    with handled(TYPE, do, concurrency=2), engine().connect() as another:
+        ids = submitted(5, TYPE, lambda n: n)
+        another.execute(sql("SELECT FROM ledger.ingest_task WHERE id = ANY(:ids) FOR UPDATE"), {"ids": ids[1:3]})
+        delivered(ids[:1])
+    assert sorted(ran) == [0, 3, 4]
+    assert of_type("status") == [("SUCCEEDED",), ("QUEUED",), ("QUEUED",), ("SUCCEEDED",), ("SUCCEEDED",)]
+
+
 def test_tasks_of_the_message_that_took_a_free_place_are_not_delivered_again() -> None:
-    async def do(_task: Task) -> None: ...
+    at_once = [0, 0]  # now, and at most
+
+    async def do(_task: Task) -> None:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        await asyncio.sleep(0)
+        at_once[0] -= 1
 
     with handled(TYPE, do, concurrency=2):
         delivered(submitted(20, TYPE))
     assert of_type() == [("SUCCEEDED", 0)] * 20
     assert counted() == {"succeeded": 20}
+    assert at_once == [0, 2]
 
 
 def test_no_more_tasks_are_claimed_while_another_type_waits_in_the_queue(
@@ -204,6 +228,16 @@ def test_steps_take_plain_and_async_functions_and_are_remembered(no_refill: None
     assert task(id_)["result"] == ["a", "b", "c", []]
     assert called == {"plain": 1, "async": 2, "try": 1}
     assert threads["async"] == threading.get_ident() != threads["plain"]
+
+
+def test_a_step_whose_function_raises_stop_iteration_fails_and_does_not_hang(no_refill: None) -> None:
+    async def do(each: Task) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await each.step("next", next, iter(()))
+
+    with handled(TYPE, do):
+        delivered(submitted(1, TYPE))
+    assert of_type("status, error_message") == [("RETRYING", "RuntimeError: The function raised StopIteration.")]
 
 
 def test_nothing_waits_for_postgresql_on_the_event_loop() -> None:

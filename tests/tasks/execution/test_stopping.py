@@ -78,11 +78,14 @@ def test_a_worker_that_stops_while_it_reads_its_claim_releases_its_tasks(monkeyp
 
 
 @pytest.mark.usefixtures("worker_stops")
-def test_a_worker_that_stops_while_it_runs_tasks_one_by_one_keeps_the_settled_ones() -> None:
-    ids = inserting({0: raising(OnPurpose()), 3: raising(SystemExit())}, 5)
+def test_a_worker_that_stops_while_it_runs_a_batch_in_parts_keeps_the_settled_ones() -> None:
+    does = {0: raising(OnPurpose()), 3: raising(OnPurpose()), 5: raising(SystemExit())}
+    ids = inserting(does, 6)
     with pytest.raises(SystemExit):
         delivered(ids)
-    assert rows() == [("RETRYING", 1), ("SUCCEEDED", 0), ("SUCCEEDED", 0), ("QUEUED", 0), ("QUEUED", 0)]
+    assert rows() == [
+        *[("RETRYING", 1), ("SUCCEEDED", 0), ("SUCCEEDED", 0), ("RETRYING", 1), ("QUEUED", 0), ("QUEUED", 0)]
+    ]
     assert effects() == dict.fromkeys(ids[1:3], 1)
     assert leases() == 0
 

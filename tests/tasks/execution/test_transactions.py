@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from models.engine import engine
 from models.ledger_outage import REPETITIONS
 from models.sql import sql
+from tally.subjects import Subject
 from tasks import Discard, Permanent, Snooze
 from tasks.core.task import Task
 from tests.outbox.table import pid
@@ -112,12 +113,13 @@ def test_a_task_that_another_worker_took_in_the_middle_has_no_effect_here() -> N
             taken[each.id] = take_away(each.id)
 
     ids = inserting({BAD: lose}, 5)
-    before = counted()
+    before, lost_before = counted(), counted(Subject.LEASE)
     delivered(ids)
     found = task(ids[BAD])
     assert (found["status"], found["lease_token"]) == ("RUNNING", taken[ids[BAD]])
     assert audits() == [(ids[BAD], "late_success")]
     assert counted() - before == {"succeeded": 4, "lease_lost": 1}
+    assert counted(Subject.LEASE) - lost_before == {"lost": 1}
     are_well(ids, BAD)
 
 
@@ -204,6 +206,37 @@ def failing(code: str, times: int) -> Script:
 def test_a_serialization_failure_is_repeated_and_not_charged(code: str, count: int) -> None:
     ids = inserting({0: failing(code, REPETITIONS)}, count)
     delivered(ids)
+    are_well(ids)
+
+
+def test_a_serialization_failure_of_the_drivers_cursor_is_repeated_and_not_charged() -> None:
+    runs: list[int] = []
+
+    def fail_once(each: Task, db: Any) -> None:
+        runs.append(each.payload["n"])
+        with db.cursor() as cursor:
+            cursor.execute("INSERT INTO public.test_sink (task_id, note) VALUES (%s, '')", (str(each.id),))
+            if each.payload["n"] == 1 and runs.count(1) == 1:
+                cursor.execute("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40001'; END $$")
+
+    ids = scripted(fail_once, 3)
+    delivered(ids)
+    assert runs == [0, 1, 0, 1, 2]
+    are_well(ids)
+
+
+def test_the_drivers_cursor_sees_what_the_orm_has_not_written_yet() -> None:
+    seen: list[Any] = []
+
+    def write_and_read(each: Task, db: Any) -> None:
+        db.add(Sunk(task_id=each.id, note="by the ORM"))
+        with db.cursor() as cursor:
+            cursor.execute("SELECT note FROM public.test_sink")
+            seen.extend(cursor.fetchall())
+
+    ids = scripted(write_and_read)
+    delivered(ids)
+    assert seen == [("by the ORM",)]
     are_well(ids)
 
 

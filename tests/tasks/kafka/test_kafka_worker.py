@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
+import os
 import signal
 import threading
 import uuid
@@ -300,4 +302,31 @@ def test_a_signal_interrupts_a_handler_inside_or_outside_a_transaction(transacti
         ids = submitted_in_sql(2, "test.stop")
         with pytest.raises(WorkerStops):
             deliver(engine(), ids)
+    assert rows() == [("QUEUED", 0)] * 2
+
+
+@pytest.mark.usefixtures("ledger")
+def test_a_signal_interrupts_async_handlers_that_all_wait() -> None:
+    """No code of a handler is being executed then: the event loop waits for a socket or a timer."""
+    stopping: Any = Worker(engine(), None)  # type: ignore[arg-type]
+    stopping.stopped.set()
+    both_wait = threading.Barrier(3)
+
+    async def wait_for_long(_task: Any) -> None:
+        asyncio.get_running_loop().run_in_executor(None, both_wait.wait, 20)
+        await asyncio.sleep(20)
+
+    def send_signal() -> None:
+        both_wait.wait(20)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, stopping.stop)
+    try:
+        with handled("test.stop", wait_for_long):
+            ids = submitted_in_sql(2, "test.stop")
+            threading.Thread(target=send_signal).start()
+            with pytest.raises(WorkerStops):
+                deliver(engine(), ids)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert rows() == [("QUEUED", 0)] * 2

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 import settings
 from models.engine import engine
@@ -14,11 +15,14 @@ from models.sql import sql
 from tasks import NewTask, Snooze, get, submit, submit_many, ticks
 from tasks.core.outcomes import Released
 from tasks.core.registry import handlers
+from tasks.core.wakeups import wakeup_values
+from tasks.execution.claim import claim
 from tasks.execution.settle import release_token
 from tasks.operations.task_details import read_details
 from tasks.operations.why_waiting import QueueState, ReasonCode, reasons
-from tasks.recovery.expired_tasks import REASON, discard_expired
+from tasks.recovery.expired_tasks import BATCH, DISCARD_EXPIRED, REASON, discard_expired
 from tasks.submission.envelope import BadTask, TaskEnvelope
+from tests.tasks import plans
 from tests.tasks.command_line import manage
 from tests.tasks.deliveries import (
     change,
@@ -75,6 +79,29 @@ def test_an_expired_task_takes_no_place_of_its_limit() -> None:
         (old,), (good,) = expired(1, "test.rated"), submitted(1, "test.rated")
         delivered([old, good])
         assert (task(old)["status"], task(good)["status"]) == ("QUEUED", "SUCCEEDED")
+
+
+def test_at_the_very_moment_of_its_expiry_a_task_no_longer_starts_and_is_discarded() -> None:
+    (id_,) = submitted(expires=HOUR)
+    now = (
+        "CREATE OR REPLACE FUNCTION ledger.ledger_now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE"
+        f" RETURN CAST('{task(id_)['expires_at'].isoformat()}' AS timestamptz)"
+    )
+    with engine().connect() as connection:  # it is not committed
+        connection.execute(sql(now))
+        found = claim(connection, [id_], handlers=handlers(), holder="another:1", lease_seconds=60)
+        assert found.skipped == [id_]
+        assert discard_expired(connection, settings.current()) == 1  # type: ignore[arg-type]
+    assert task(id_)["status"] == "QUEUED"
+
+
+def test_a_time_that_has_passed_is_accepted_and_the_task_is_discarded() -> None:
+    id_ = submit(engine(), "test.insert", expires=datetime.now(UTC) - HOUR).task_id
+    delivered([id_])
+    assert task(id_)["status"] == "QUEUED"
+    assert discard_all() == 1
+    assert transitions(id_, "to_status, message") == [("QUEUED", None), ("DISCARDED", REASON)]
+    assert effects() == {}
 
 
 def test_an_expired_task_without_a_wakeup_is_discarded_by_the_tick() -> None:
@@ -194,12 +221,12 @@ def _reasons(id_: uuid.UUID) -> list[ReasonCode]:
 
 
 def test_the_search_for_expired_tasks_reads_no_task_without_expiry() -> None:
-    with engine().begin() as connection:
-        connection.execute(sql("SET LOCAL enable_seqscan = off"))
-        plan = "\n".join(
-            connection.execute(
-                sql("""EXPLAIN SELECT id FROM ledger.ingest_task
-                       WHERE status = 'QUEUED' AND expires_at <= now() ORDER BY expires_at LIMIT 500""")
-            ).scalars()
-        )
-    assert "ix_ingest_task_expires" in plan
+    submitted(1000)
+    (old,) = expired()
+    values = {"batch": BATCH, "reason": REASON, "actor": "me", "skipping": "{}"}
+    with engine().connect() as connection:
+        connection.execute(sql("ANALYZE ledger.ingest_task; SET LOCAL enable_seqscan = off"))
+        values |= wakeup_values(Session(connection), settings.current().ingest_queues)
+        assert plans.rows_read(connection, DISCARD_EXPIRED, values, part="held") == 1
+        connection.commit()
+    assert task(old)["status"] == "DISCARDED"

@@ -23,18 +23,18 @@ from tasks.execution.deliver import deliver
 from tasks.recovery.lost_wakeups import repair
 from tests.outbox.ledger import arrived, move
 from tests.servers import ServersOfTests
-from tests.tasks.deliveries import scalar
+from tests.tasks.deliveries import handled, scalar
 from tests.tasks.wakeup_repair import repair_lost_wakeups
-from tests.tasks.work import effects, rows, wakeups
+from tests.tasks.work import effects, insert, rows, wakeups
 
 GRACE = 10  # seconds, the default
 pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
 
-def submitted(count: int, **how: Any) -> list[uuid.UUID]:
+def submitted(count: int, type: str = "test.insert", **how: Any) -> list[uuid.UUID]:
     """Submit tasks whose wake-ups have reached the broker."""
     with sessions()() as session:
-        ids = [each.task_id for each in submit_many(session, [NewTask("test.insert", **how) for _ in range(count)])]
+        ids = [each.task_id for each in submit_many(session, [NewTask(type, **how) for _ in range(count)])]
         session.commit()
     assert after_commit_publisher().wait_until_idle(20)
     return ids
@@ -51,13 +51,27 @@ def flush_broker(stack: ServersOfTests) -> None:
 
 
 def test_all_wakeups_that_the_broker_lost_are_sent_again(ledger: ServersOfTests) -> None:
-    ids = submitted(250)
-    flush_broker(ledger)
-    assert repair_lost_wakeups(depth=None) == 0  # not yet
-    move(ledger, GRACE + 1)
-    assert repair_lost_wakeups(depth=None) == 250
-    assert arrived(ledger) == {str(one): 1 for one in ids}
+    with handled("test.hundred", insert, batch=100):
+        ids = submitted(250, "test.hundred")
+        flush_broker(ledger)
+        assert repair_lost_wakeups(depth=None) == 0  # not yet
+        move(ledger, GRACE + 1)
+        assert repair_lost_wakeups(depth=None) == 250
+        assert arrived(ledger) == {str(one): 1 for one in ids}
     assert [len(wakeup.ids) for wakeup in wakeups()[-3:]] == [100, 100, 50]
+
+
+def test_a_wakeup_is_sent_again_after_the_grace_of_the_settings(
+    ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGEST_WAKEUP_GRACE_MS", "60000")
+    settings.current.cache_clear()
+    submitted(2)
+    flush_broker(ledger)
+    move(ledger, 50)
+    assert repair_lost_wakeups(depth=None) == 0
+    move(ledger, 11)
+    assert repair_lost_wakeups(depth=None) == 2
 
 
 def test_a_small_batch_size_of_reclaim_does_not_limit_the_search_for_lost_wakeups(

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 import settings
 from models.engine import engine, sessions
 from models.sql import sql
+from tally.subjects import Subject
 from tasks import NewTask, Task, handler, submit_many
 from tasks.core import registry
 from tasks.core.lease import HeldLease
@@ -30,7 +31,7 @@ from tasks.recovery.reclaim import Reclaimed, reclaim_leases
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.command_line import manage
-from tests.tasks.deliveries import at_commit, leases, scalar, submitted
+from tests.tasks.deliveries import at_commit, counted, leases, scalar, submitted
 from tests.tasks.deliveries import claimed as claimed_by
 from tests.tasks.lost_workers import LEASE, killed, later, start_child
 from tests.tasks.work import SCRIPTS, effects, insert, rows, task, transitions, wakeups
@@ -103,6 +104,7 @@ def test_a_lease_that_cannot_be_reclaimed_does_not_delay_the_others(
     later(ledger, LEASE + 1)
     assert reclaimed() == Reclaimed(1, charged=1)
     assert (task(bad[0])["status"], task(good[0])["status"]) == ("RUNNING", "RETRYING")
+    assert counted(Subject.RECLAIM) == {"claimed": 1, "error": 1}
 
 
 def test_a_lost_batch_is_not_charged_and_its_tasks_run_alone(ledger: ServersOfTests) -> None:

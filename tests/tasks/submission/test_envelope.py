@@ -268,7 +268,7 @@ def test_defaults_come_from_the_handler_and_then_from_the_settings(monkeypatch: 
         found = check_task(NewTask("test.slow", queue="ingest", max_attempts=9, priority=0))
         assert (found.queue, found.priority, found.max_attempts, found.batch) == ("ingest", 0, 9, 7)
         found = check_task(NewTask("test.insert"))
-        assert (found.queue, found.priority, found.max_attempts, found.batch) == ("ingest", 5, 4, 100)
+        assert (found.queue, found.priority, found.max_attempts, found.batch) == ("ingest", 5, 4, 1000)
     finally:
         settings.current.cache_clear()
 

@@ -13,7 +13,7 @@ import settings
 from models.engine import engine
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import NewTask, submit, submit_many
-from tasks.core.registry import UnknownType, handlers
+from tasks.core.registry import DEFAULT_BATCH, UnknownType, handlers
 from tasks.submission.envelope import UnknownQueue
 from tests.outbox.ledger import arrived
 from tests.servers import ServersOfTests
@@ -62,7 +62,7 @@ def test_a_process_without_the_handler_and_sql_use_what_a_worker_has_registered(
     assert sorted(rows(COLUMNS)) == expected
     assert {(wakeup.queue, wakeup.type, wakeup.batch) for wakeup in wakeups()} == {
         ("slow", "remote.task", 2),
-        ("ingest", "test.insert", 100),
+        ("ingest", "test.insert", DEFAULT_BATCH),
     }
 
 

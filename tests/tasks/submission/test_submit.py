@@ -20,6 +20,7 @@ from models.status import TaskStatus
 from outbox.after_commit_publisher import after_commit_publisher
 from outbox.relay import Relay
 from tasks import NewTask, Submitted, Task, submit, submit_many
+from tasks.core.registry import DEFAULT_BATCH
 from tasks.execution.deliver import deliver
 from tasks.submission import submit as submit_module
 from tests.outbox.ledger import arrived, move, woken
@@ -63,7 +64,7 @@ def test_a_rolled_back_submit_leaves_neither_task_nor_transition_nor_wakeup(sess
     assert transitions(found.task_id, "from_status, to_status, attempt_count") == [(None, "QUEUED", 0)]
     (wakeup,) = wakeups()
     assert (wakeup.queue, wakeup.type, wakeup.ids, wakeup.batch, wakeup.priority) == (
-        "ingest", "test.insert", [found.task_id], 100, 7,
+        "ingest", "test.insert", [found.task_id], DEFAULT_BATCH, 7,
     )  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def test_a_wakeup_never_mixes_kinds_and_never_exceeds_a_batch(
         ("test.many", "ingest", 9, None): 50,
         ("test.many", "slow", 5, None): 51,
         ("test.many", "ingest", 5, in_an_hour): 60,
-        ("test.insert", "ingest", 5, None): 101,
+        ("test.insert", "ingest", 5, None): DEFAULT_BATCH + 1,
     }
     new = [
         NewTask(type, queue=queue, priority=priority, run_at=run_at)
@@ -194,7 +195,8 @@ def test_a_wakeup_never_mixes_kinds_and_never_exceeds_a_batch(
     session.commit()
     sizes: dict[Any, list[int]] = {}
     for wakeup in wakeups():
-        assert len(wakeup.ids) <= wakeup.batch == {"test.many": work.MANY_BATCH, "test.insert": 100}[wakeup.type]
+        batch = {"test.many": work.MANY_BATCH, "test.insert": DEFAULT_BATCH}[wakeup.type]
+        assert len(wakeup.ids) <= wakeup.batch == batch
         kind = (wakeup.type, wakeup.queue, wakeup.priority, wakeup.due_at)
         assert {*rows("type, queue, priority, next_retry_at", "id = ANY(:ids)", ids=wakeup.ids)} == {kind}
         sizes.setdefault(kind, []).append(len(wakeup.ids))
@@ -203,7 +205,7 @@ def test_a_wakeup_never_mixes_kinds_and_never_exceeds_a_batch(
         ("test.many", "ingest", 9, None): [50],
         ("test.many", "slow", 5, None): [50, 1],
         ("test.many", "ingest", 5, in_an_hour): [50, 10],
-        ("test.insert", "ingest", 5, None): [100, 1],
+        ("test.insert", "ingest", 5, None): [DEFAULT_BATCH, 1],
     }
     assert Counter(one for wakeup in wakeups() for one in wakeup.ids) == Counter(each.task_id for each in found)
 
