@@ -20,6 +20,8 @@ if __name__ == "__main__":
     _continue_in_venv()
     try:
         from commands import main
+
+        code = main()
     except ModuleNotFoundError as error:
         sys.exit(f"manage.py: {error.name} is not installed: run `make up` once, which installs everything into .venv.")
-    sys.exit(main())
+    sys.exit(code)

@@ -1,57 +1,61 @@
-"""The commands of `manage.py`, one file per subject.
+"""The commands of `manage.py`, one file per subject, listed in `command_list.py`.
 
-A command parses its options, calls one function, prints the result and returns an exit code. It imports SQLAlchemy and
-Celery inside its function, because they load slowly and `--help` does not need them.
+Only the module of the command that runs is imported. A command parses its options, calls one function, prints the
+result and returns an exit code. It imports settings, SQLAlchemy and Celery inside its function, because they load
+slowly and `--help` does not need them.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_group
 
-from commands import (
-    bench,
-    chaos,
-    check,
-    config,
-    dead_tasks,
-    demo,
-    documents,
-    drill,
-    handlers,
-    kafka_worker,
-    migrate,
-    outbox,
-    queues,
-    receipts,
-    reclaim,
-    relay,
-    schedules,
-    show,
-    sinks,
-    stack,
-    stats,
-    submit,
-    tasks,
-    token,
-    worker,
-)
-from commands.output import complain
+from commands.command_list import COMMANDS
+from commands.complaint import complain
+from home_files import SettingsError
 from models.errors import CeleriacError
-from settings import SettingsError
 
 VERSION: Final = "0.1.dev0"  # nothing has been released yet
+MARKUP: Final = "markdown"
 
 
 class Group(TyperGroup):
-    """Show flags without a type in every help text: `--json`, not `--json <bool>`."""
+    """List all commands, and import only the one that is called.
+
+    Flags are shown without a type: `--json`, not `--json <bool>`.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, help=each.summary) for name, each in COMMANDS.items()}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _hide_flag_types(self, ctx)
         return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - it is printed, not formatted
+        from commands.front_page import print_front_page  # noqa: PLC0415 - loads rich
+
+        print_front_page(ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name:
+            command = load_command(name)
+            _hide_flag_types(command, ctx)
+        return name, command, rest
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command, and return the command with its options and subcommands."""
+    subject = typer.Typer(rich_markup_mode=MARKUP)
+    import_module(f"commands.{COMMANDS[name].module}").register(subject)
+    return get_group(subject).commands[name]
 
 
 def _hide_flag_types(command: Any, context: Any) -> None:
@@ -68,17 +72,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     help="Celeriac: Celery tasks whose effects happen once, with a receipt.",
     epilog="Exit codes: 0 done, 1 failed, 2 misuse, 3 a server is unreachable.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-SUBJECTS = (
-    stack, migrate, check, config, handlers, submit, tasks, show, schedules, stats, dead_tasks, sinks, receipts,
-    documents, reclaim, queues, relay, worker, kafka_worker, outbox, token, bench, chaos, demo, drill,
-)  # fmt: skip
-for subject in SUBJECTS:
-    subject.register(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
-from rich.progress import Progress
 
+from commands.complaint import complain
 from commands.options import Json
-from commands.output import camel, complain, console, on_stderr, print_json, print_table
+from commands.output import camel, console, on_stderr, print_json, print_table
 
 if TYPE_CHECKING:
     from chaos.sinks import Result
@@ -53,6 +53,8 @@ def sinks(
 
     Example: `manage.py chaos sinks --crashes 1000 --seed 7`
     """
+    from rich.progress import Progress
+
     from chaos.sink_bugs import Bug
     from chaos.sinks import chaos_sinks
 

@@ -1,12 +1,13 @@
 """check: report what is wrong with servers, schema, workers and settings."""
 
+# ruff: noqa: PLC0415 - settings, SQLAlchemy and Celery load slowly
+
 from __future__ import annotations
 
 from typing import Final
 
 import typer
 
-import settings
 from commands.options import Json
 from commands.output import console, print_json
 
@@ -24,7 +25,8 @@ def check(as_json: Json = False) -> None:
 
     Example: `manage.py check --json | jq '.[] | select(.level != "ok")'`
     """
-    import checks  # noqa: PLC0415 - imports SQLAlchemy and Celery, which other commands do not need
+    import checks
+    import settings
 
     findings = []
     for finding in checks.run_checks(settings.current()):

@@ -1,43 +1,18 @@
 """config: print every setting, its value and its source; also generate pages of docs/."""
 
+# ruff: noqa: PLC0415 - settings and metrics load slowly
+
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
-from pydantic import SecretStr
 
-import settings
-from commands.messages import messages_page
-from commands.metrics_page import metrics_page
 from commands.options import Json
 from commands.output import print_json, print_table
-
-PAGE_HEAD: Final = """# Configuration
-
-Every setting is an environment variable. `manage.py config` prints the current values and the source of each one.
-If a variable and one of its aliases (last column) are both set, the variable wins. An invalid value stops the program
-at start with a message that names the variable.
-
-`make docs` generates this page from `settings.py`; a test fails if the page is out of date.
-
-| Variable | Default | Meaning | Alias |
-|---|---|---|---|
-"""
-PAGE_FOOT: Final = """
-## Variables of other programs and of the tests
-
-| Variable | Meaning |
-|---|---|
-| `FLOWER_BASIC_AUTH`, `FLOWER_ADDRESS`, … | Flower's own options. Default: loopback only, with the generated login |
-| `REMAP_SIGTERM` | Celery's own. With `SIGQUIT` (set in the stack and the image), SIGTERM releases tasks at once |
-| `PROMETHEUS_MULTIPROC_DIR` | prometheus_client's own. Default: a new folder for each program |
-| `FAILPOINTS`, `FAILPOINT_TRACE` | Tests only: see `failpoint.py` |
-| `AMQP_URL`, `TEST_DATABASE_URL` | Tests only: a RabbitMQ, and a second version of PostgreSQL |
-"""
 
 
 def register(app: typer.Typer) -> None:
@@ -54,10 +29,21 @@ def config(
 
     Example: `manage.py config | grep OUTBOX`
     """
-    for wanted, page in ((markdown, configuration_page), (messages, messages_page), (metrics, metrics_page)):
-        if wanted:
-            print(page(), end="")
-            return
+    if markdown:
+        from commands.configuration_page import configuration_page
+
+        print(configuration_page(), end="")
+        return
+    if messages:
+        from commands.messages import messages_page
+
+        print(messages_page(), end="")
+        return
+    if metrics:
+        from commands.metrics_page import metrics_page
+
+        print(metrics_page(), end="")
+        return
     rows = list(_current_values())
     if as_json:
         print_json([{"name": name, "value": value, "source": source} for name, value, source in rows])
@@ -65,20 +51,9 @@ def config(
         print_table(("setting", "value", "from"), rows)
 
 
-def configuration_page() -> str:
-    """Return the text of docs/configuration.md."""
-    lines = []
-    for field, about in settings.Settings.model_fields.items():
-        name, *aliases = settings.variables(field)
-        choices = get_args(about.annotation) if get_origin(about.annotation) is not None else ()
-        words = [f"`{choice}`" for choice in choices if isinstance(choice, str)]
-        meaning = f"{about.description}" + (f" ({', '.join(words)})" if words else "")
-        also = ", ".join(f"`{alias}`" for alias in aliases)
-        lines.append(f"| `{name}` | {_describe_default(about.default)} | {meaning} | {also} |")
-    return PAGE_HEAD + "\n".join(lines) + "\n" + PAGE_FOOT
-
-
 def _current_values() -> Iterator[tuple[str, str, str]]:
+    import settings
+
     current = settings.current()
     for field in settings.Settings.model_fields:
         names = settings.variables(field)
@@ -97,10 +72,3 @@ def _masked(value: Any) -> str:
         return ", ".join(f"{name}={_masked(part)}" for name, part in value.items())
     without_login = re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", str(value))
     return re.sub(r"(?i)((?:password|passwd|secret|token|key)=)[^&]*", r"\1***", without_login)
-
-
-def _describe_default(default: Any) -> str:
-    if isinstance(default, SecretStr) or default in ("", (), None, {}):
-        return "empty"
-    text = ", ".join(default) if isinstance(default, tuple) else str(default)
-    return f"`{text.lower() if isinstance(default, bool) else text}`"

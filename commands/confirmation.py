@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 
 import typer
 
-from commands.output import complain
+from commands.complaint import complain
 
 
 def confirm(question: str, *, remedy: str, as_json: bool) -> None:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from commands import rate as rates
+from commands.complaint import complain
 from commands.confirmation import confirm, operator
 from commands.interrupts import INTERRUPTED, until_interrupted
-from commands.output import camel, complain, console, on_stderr, plural, print_json, print_table, with_progress
+from commands.output import camel, console, on_stderr, plural, print_json, print_table, with_progress
 from commands.wakeups import publish_wakeups
 
 if TYPE_CHECKING:

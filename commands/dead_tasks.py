@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-import settings
 from commands import dead, times
+from commands.complaint import complain
 from commands.confirmation import operator
 from commands.dead import Canary, DryRun, Limit, Options, Rate
 from commands.options import Json, Queue, Reason, TaskId, Type
-from commands.output import complain, console, plural, print_json
+from commands.output import console, plural, print_json
 from commands.wakeups import publish_wakeups
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ def _effects(choice: Choice, limit: int | None) -> list[EffectCount]:
 
 def _sync_dead_letters() -> dict[str, Any]:
     """Update the dead-letter queue. If the broker is unreachable, only warn: the next prune tick updates the queue."""
+    import settings
     from models.engine import engine
     from models.errors import Unreachable
     from tasks.operations import dead_letter_queue

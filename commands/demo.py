@@ -22,8 +22,10 @@ def demo(
     Example: `manage.py demo --count 500`
     """
     from chaos.demo import demo as run  # noqa: PLC0415 - loads everything
+    from embedded.leftovers import leaving_nothing_behind  # noqa: PLC0415
 
-    counts = run((lambda _: None) if as_json else (lambda step: console.print(f"· {step}")), count=count)
+    with leaving_nothing_behind():
+        counts = run((lambda _: None) if as_json else (lambda step: console.print(f"· {step}")), count=count)
     if as_json:
         print_json(camel(counts))
     else:

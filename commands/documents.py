@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-import settings
+from commands.complaint import complain
 from commands.confirmation import confirm
 from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.options import Json
-from commands.output import camel, complain, console, format_time, on_stderr, plural, print_json, with_progress
+from commands.output import camel, console, format_time, on_stderr, plural, print_json, with_progress
 from commands.plain_lines import plain, print_lines
 from commands.wakeups import publish_wakeups
 from models.status import TaskStatus
@@ -62,6 +62,7 @@ def add(
 
     Example: `manage.py documents add docs/ --wait`
     """
+    import settings
     from documents.collect_files import collect_files
 
     collected = collect_files(paths, max_bytes=settings.current().document_max_bytes)

@@ -34,17 +34,12 @@ def drill(
     except ValueError:
         raise typer.BadParameter(f"{part!r} is not one of {', '.join(drills.Part)}.") from None
     if not yes:
-        confirm(f"Stop {part} for {seconds:g} s?", remedy="add --yes to perform the drill.", as_json=as_json)
+        confirm(f"Stop {chosen.subject} for {seconds:g} s?", remedy="add --yes to perform the drill.", as_json=as_json)
     found = drills.drill(chosen, seconds=seconds, say=(lambda _: None) if as_json else _say)
     if as_json:
         print_json({**camel(found), "isRight": found.is_right})
     else:
-        console.print(
-            f"{found.done} of {found.given} done, {found.waited} of them waited, {found.charged} charged,"
-            f" {found.duplicates} sent twice;"
-            f" everything was done {found.recovered_seconds:.1f} s after {part} came back",
-            style="bold",
-        )
+        console.print(found.sentences(), style="bold")
     if not found.is_right:
         raise typer.Exit(1)
 

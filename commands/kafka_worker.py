@@ -1,14 +1,15 @@
 """kafka-worker: run the tasks whose wake-ups come from Kafka."""
 
+# ruff: noqa: PLC0415 - settings and SQLAlchemy load slowly
+
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 import typer
 
-import settings
 from commands.interrupts import until_interrupted
-from settings import SettingsError
+from home_files import SettingsError
 
 
 def register(app: typer.Typer) -> None:
@@ -29,18 +30,20 @@ def kafka_worker(
 
     Example: `manage.py kafka-worker --processes 4`
     """
+    import settings
+
     if settings.current().ingest_queue != "kafka":
         raise SettingsError("INGEST_QUEUE: wake-ups go to Celery; set it to kafka, also where tasks are submitted.")
     if child_of:
-        from tasks.kafka.worker import work  # noqa: PLC0415 - loads SQLAlchemy
+        from tasks.kafka.worker import work
 
         work(parent=child_of, level=log_level)
         return
-    from models.schema import require_ready  # noqa: PLC0415
-    from tasks.core.logs import configure_logging  # noqa: PLC0415
-    from tasks.core.registry import handlers  # noqa: PLC0415
-    from tasks.kafka.client import make_consumer  # noqa: PLC0415
-    from tasks.kafka.worker_processes import WorkerProcesses  # noqa: PLC0415
+    from models.schema import require_ready
+    from tasks.core.logs import configure_logging
+    from tasks.core.registry import handlers
+    from tasks.kafka.client import make_consumer
+    from tasks.kafka.worker_processes import WorkerProcesses
 
     make_consumer(settings.current()).close()  # report bad options once, not in every process
     require_ready(newer_is_ready=True)

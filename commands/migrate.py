@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-import settings
 from commands.options import Json
 from commands.output import console, print_json
 
@@ -29,6 +28,7 @@ def migrate(
 
     Example: `manage.py migrate`
     """
+    import settings
     from models.engine import make_engine
     from models.schema import migrate as migrate_schema
 

@@ -1,4 +1,4 @@
-"""Print tables for people and JSON for programs on stdout, and messages about failures on stderr."""
+"""Print tables for people and JSON for programs on stdout, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -20,10 +19,6 @@ from commands.plain_lines import plain
 # Output to a pipe or a file has no terminal width: do not fold it.
 console: Final = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
 on_stderr: Final = Console(stderr=True)
-
-
-def complain(sentence: str) -> None:
-    print(f"manage.py: {sentence}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -75,6 +70,8 @@ def plural(number: int, noun: str) -> str:
 
 def with_progress(batches: Iterator[int], *, total: int, what: str) -> int:
     """Consume the numbers done so far, show them as a progress bar on a terminal, and return the last one."""
+    from rich.progress import Progress  # noqa: PLC0415 - loads slowly
+
     done = 0
     with Progress(console=on_stderr, transient=True, disable=not on_stderr.is_terminal) as progress:
         bar = progress.add_task(what, total=total)

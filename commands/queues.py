@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-import settings
 from commands.confirmation import operator
 from commands.options import Json, Reason
 from commands.output import (
@@ -47,6 +46,7 @@ def queues(as_json: Json = False) -> None:
 
     Example: `manage.py queues --json | jq '.queues[] | select(.pause).queue'`
     """
+    import settings
     from models.engine import engine
     from tasks.operations.queue_list import list_queues, show_queues
 
@@ -90,6 +90,7 @@ def pause(
 
     Example: `manage.py pause ingest --reason "moving the CRM"`
     """
+    import settings
     from models.engine import engine
     from tasks.operations.pauses import pause_queue
 
@@ -109,6 +110,7 @@ def resume(
 
     Example: `manage.py resume ingest`
     """
+    import settings
     from models.engine import engine
     from tasks.operations.pauses import resume_queue, wake_resumed
 
@@ -143,6 +145,7 @@ def scale(
 
     Example: `manage.py scale 4 --queue ingest`
     """
+    import settings
     from models.engine import engine
     from models.errors import Misuse
     from tasks.operations.scale import read_sizes, set_scale

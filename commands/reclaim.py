@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-import settings
+from commands.complaint import complain
 from commands.interrupts import INTERRUPTED, until_interrupted
 from commands.options import Json
-from commands.output import camel, complain, console, plural, print_json, print_table, with_progress
+from commands.output import camel, console, plural, print_json, print_table, with_progress
 from commands.wakeups import publish_wakeups
 
 WORDS: Final = {
@@ -43,6 +43,7 @@ def reclaim(
 
     Example: `manage.py reclaim --once --json`
     """
+    import settings
     from tasks import ticks
 
     with until_interrupted() as stopped, publish_wakeups():
@@ -73,6 +74,7 @@ def rebuild_broker(
 
     Example: `manage.py rebuild-broker --dry-run`
     """
+    import settings
     from models.engine import engine
     from tasks import broker
     from tasks.core.wakeups import Woken

@@ -9,8 +9,6 @@ from typing import Annotated, Final
 
 import typer
 
-import metrics
-import settings
 from commands.interrupts import until_interrupted
 from commands.output import console, print_json
 
@@ -33,9 +31,11 @@ def relay(
 
     Example: `manage.py relay --once --json`
     """
+    import settings
     from outbox.relay import Relay
 
     if not once:
+        import metrics
         from tasks.core.logs import configure_logging
 
         configure_logging("info")

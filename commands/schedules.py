@@ -43,7 +43,7 @@ def schedules(context: typer.Context, as_json: Json = False) -> None:
 
 def list_(*, as_json: Json = False) -> None:
     from models.engine import engine
-    from tasks.operations.schedules import list_schedules
+    from tasks.operations.schedules import ScheduleState, list_schedules
 
     with engine().connect() as connection:
         found = list_schedules(connection)
@@ -58,7 +58,7 @@ def list_(*, as_json: Json = False) -> None:
                 each.rule,
                 each.timezone,
                 each.state,
-                format_time(each.next_at),
+                "" if each.state is ScheduleState.PAUSED else format_time(each.next_at),
                 format_time(each.last_at),
                 each.last_status or "",
                 str(each.last_task_id or ""),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-import settings
 from commands.options import TaskId
 from commands.output import (
     camel,
@@ -44,6 +43,7 @@ def show(
 
     Example: `manage.py show 01977a4e-8d6b-7c3e-9f51-3b1c8e2a4d60`
     """
+    import settings
     from models.engine import engine
     from tasks.core.registry import handlers
     from tasks.operations.sink_effects import effects_of, sinks_by_type

@@ -1,20 +1,23 @@
 """up, down, ps, env: control the stack on this machine."""
 
+# ruff: noqa: PLC0415 - settings, SQLAlchemy and Alembic load slowly
+
 from __future__ import annotations
 
 import shlex
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import settings
-from commands.output import console, print_json, print_table
-from embedded import background
-from embedded.home import Home
-from embedded.log_follower import LogFollower
+from commands.output import camel, console, print_json, print_table
 from embedded.roles import FLOWER_USER, SERVER_ROLES, SUPERVISOR
+
+if TYPE_CHECKING:
+    from embedded.background import Status
+    from embedded.home import Home
+    from embedded.log_follower import LogFollower
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -35,13 +38,17 @@ def up(
 
     Example: `manage.py up -d && eval "$(manage.py env)" && curl $API_URL/healthz`
     """
+    import settings
+    from embedded import background
+
     current = settings.current()
     if detach:
         with console.status("starting …"):
             started = background.start_detached(current, verbose=verbose)
         _print_running(started)
         return
-    from embedded.foreground import supervise as supervise_stack  # noqa: PLC0415 - loads SQLAlchemy and Alembic
+    from embedded.foreground import supervise as supervise_stack
+    from embedded.log_follower import LogFollower
 
     if supervise:
         supervise_stack(current, _report_to_log, verbose=verbose, when_ready=lambda _home: lambda: None)
@@ -67,6 +74,9 @@ def down() -> None:
 
     Example: `manage.py down`
     """
+    import settings
+    from embedded import background
+
     with console.status("stopping …"):
         stopped = background.stop(settings.current())
     if stopped:
@@ -80,9 +90,12 @@ def ps(as_json: Json = False) -> None:
 
     Example: `manage.py ps --json`
     """
+    import settings
+    from embedded import background
+
     lines = background.parts(settings.current())
     if as_json:
-        print_json(lines)
+        print_json([camel(line) for line in lines])
     elif lines:
         _print_programs(lines)
     else:
@@ -97,6 +110,9 @@ def env() -> None:
 
     Example: `eval "$(manage.py env)" && psql -c 'SELECT id, status FROM ingest_task'`
     """
+    import settings
+    from embedded import background
+
     for name, value in background.exports(settings.current()).items():
         print(f"export {name}={shlex.quote(value)}")
 
@@ -116,20 +132,38 @@ def _stop_following(follower: LogFollower) -> None:
 
 
 def _print_running(started: bool) -> None:
+    import settings
+    from embedded import background
+
     current = settings.current()
     console.print(f"[bold]{'Celeriac is running' if started else 'A stack is already running'}[/bold] in ", end="")
     console.print(f"{current.home}\n", markup=False)
     _print_programs(background.parts(current))
     stack = current.stack
     login = f"{FLOWER_USER} / {current.secrets.get('flower', '')}"
-    console.print(f"\nAPI     {stack.get('API_URL')}")
-    console.print(f"Flower  {stack.get('FLOWER_URL')}   login {login}")
+    console.print(f"\nAPI      {stack.get('API_URL')}")
+    console.print(f"Console  {_console_address()}", markup=False)
+    console.print(f"Flower   {stack.get('FLOWER_URL')}   login {login}")
     console.print("\nTry it:")
     console.print('  eval "$(./manage.py env)"', markup=False)
     console.print("  curl $API_URL/healthz")
     console.print("  .venv/bin/celery -A tasks inspect ping -t 10\n")
 
 
-def _print_programs(lines: list[background.Status]) -> None:
+def _console_address() -> str:
+    """Return a link that logs in once; without a ledger, the address alone."""
+    import settings
+    from console.links import console_address, new_link
+    from console.sessions import LINK_MINUTES
+    from models.errors import CeleriacError
+
+    current = settings.current()
+    try:
+        return f"{new_link(current)}   logs in once, within {LINK_MINUTES} minutes"
+    except CeleriacError as error:
+        return f"{console_address(current)}   no login link: {error.message}"
+
+
+def _print_programs(lines: list[Status]) -> None:
     rows = [(line.role, str(line.pid or "-"), line.status, line.address, line.login) for line in lines]
     print_table(("program", "pid", "status", "address", "login"), rows)

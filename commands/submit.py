@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from commands import times
+from commands.complaint import complain
 from commands.interrupts import INTERRUPTED, until_interrupted
-from commands.output import complain, console, print_json, with_progress
+from commands.output import console, print_json, with_progress
 from commands.wakeups import publish_wakeups
 
 if TYPE_CHECKING:

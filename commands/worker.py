@@ -1,14 +1,13 @@
 """worker: run tasks with the worker that INGEST_QUEUE asks for."""
 
+# ruff: noqa: PLC0415 - settings, SQLAlchemy and Celery load slowly
+
 from __future__ import annotations
 
 import os
 from typing import Annotated, Final, Literal
 
 import typer
-
-import settings
-from embedded.worker_command import NODE, worker_command
 
 PATIENCE_SECONDS: Final = 5.0
 
@@ -32,6 +31,9 @@ def worker(
 
     Example: `manage.py worker --processes 4`
     """
+    import settings
+    from embedded.worker_command import worker_command
+
     current = settings.current()
     if ping:
         if not (_kafka_worker_is_live() if current.ingest_queue == "kafka" else _celery_worker_answers()):
@@ -42,17 +44,19 @@ def worker(
 
 
 def _celery_worker_answers() -> bool:
-    from tasks.celery import app  # noqa: PLC0415 - loads Celery
-    from tasks.core.holders import HOST  # noqa: PLC0415
+    from embedded.worker_command import NODE
+    from tasks.celery import app
+    from tasks.core.holders import HOST
 
     return bool(app.control.ping(destination=[f"{NODE}@{HOST}"], timeout=PATIENCE_SECONDS, limit=1))
 
 
 def _kafka_worker_is_live() -> bool:
     """A consumer of Kafka cannot be asked, but it renews its row in the ledger."""
-    from models.engine import engine  # noqa: PLC0415 - loads SQLAlchemy
-    from tasks.core.holders import HOST  # noqa: PLC0415
-    from tasks.core.registered_types import live_workers  # noqa: PLC0415
+    import settings
+    from models.engine import engine
+    from tasks.core.holders import HOST
+    from tasks.core.registered_types import live_workers
 
     topic = settings.current().kafka_topic
     with engine().connect() as connection:

@@ -7,24 +7,30 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-import typer.main
+from typer.main import get_group
 from typer.testing import CliRunner
 
 import commands
+from commands.command_list import COMMANDS
 from settings import ROOT
 from tests.servers import Cluster
 
-ROOT_COMMAND: Any = typer.main.get_command(commands.app)
 CONTRACT = {
     "up", "down", "ps", "env", "migrate", "check", "stats", "submit", "tasks", "show", "retry-now", "requeue-dead",
     "discard-dead", "relay", "reclaim", "rebuild-broker", "outbox", "documents", "ingest", "search", "token", "bench",
     "handlers",
 }  # fmt: skip
+LOAD_SLOWLY = {
+    "alembic", "celery", "fastapi", "kombu", "opentelemetry", "prometheus_client", "psutil", "psycopg2", "pydantic",
+    "redis", "settings", "sqlalchemy", "starlette", "uvicorn",
+}  # fmt: skip
+LOAD_ALL_COMMANDS = "import commands; [commands.load_command(name) for name in commands.COMMANDS]"
 INTERNAL_WORDS = re.compile(r"\b(claims?|leases?|guard|fence|settles?|ring|isolated|charged)\b", re.I)
 
 
@@ -34,19 +40,52 @@ def manage(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 
 
 def every_help(command: Any, *path: str) -> Iterator[tuple[str, str]]:
-    """Yield each command below `command` with its help text."""
+    """Yield the command and each one below it with its help text."""
+    yield " ".join(path), CliRunner().invoke(commands.app, [*path, "--help"]).output
     for name, subcommand in getattr(command, "commands", {}).items():
-        here = (*path, name)
-        yield " ".join(here), CliRunner().invoke(commands.app, [*here, "--help"]).output
-        yield from every_help(subcommand, *here)
+        yield from every_help(subcommand, *path, name)
+
+
+def imported(*arguments: str) -> set[str]:
+    """Run Python, and return the packages and modules that it imported."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
 
 
 def test_every_command_has_a_help_with_an_example_and_without_internal_words() -> None:
-    helps = dict(every_help(ROOT_COMMAND))
+    helps = {path: text for name in COMMANDS for path, text in every_help(commands.load_command(name), name)}
     assert set(helps) >= CONTRACT
     assert [name for name, text in helps.items() if not re.search(r"Example:.*manage\.py", text)] == []
     assert [name for name, text in helps.items() if "<bool>" in text] == []
     assert [(name, found[0]) for name, text in helps.items() if (found := INTERNAL_WORDS.search(text))] == []
+
+
+def test_the_list_of_commands_has_every_command_with_the_first_sentence_of_its_help() -> None:
+    defined = {}
+    for path in (ROOT / "commands").glob("*.py"):
+        if "\ndef register(" in path.read_text():
+            subject = typer.Typer()
+            import_module(f"commands.{path.stem}").register(subject)
+            for name, command in get_group(subject).commands.items():
+                defined[name] = (path.stem, (command.help or "").partition("\n\n")[0].replace("\n", " "))
+    assert defined == COMMANDS
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    shown = manage("--help", COLUMNS="1000")
+    assert shown.returncode == 0
+    for name, listed in COMMANDS.items():
+        assert re.search(rf"│ {name} +{re.escape(listed.summary.replace('`', ''))} +│\n", shown.stdout)
+    found = imported("manage.py", "--help")
+    assert "typer" in found
+    assert found & (LOAD_SLOWLY | {"markdown_it"}) == set()
+
+
+def test_a_command_imports_what_loads_slowly_only_when_it_runs() -> None:
+    found = imported("-c", LOAD_ALL_COMMANDS)
+    assert "commands" in found
+    assert found & LOAD_SLOWLY == set()
 
 
 def test_the_version_is_printed() -> None:
@@ -125,3 +164,10 @@ def test_missing_packages_are_reported_in_one_sentence(tmp_path: Path) -> None:
     said = subprocess.run([bare, "-S", str(tmp_path / "manage.py")], capture_output=True, text=True, check=False)
     assert said.returncode == 1
     assert "run `make up` once" in said.stderr
+
+
+def test_a_package_that_only_one_command_needs_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "pydantic_settings.py").write_text("raise ModuleNotFoundError(name='pydantic_settings')")
+    said = manage("config", PYTHONPATH=str(tmp_path))
+    assert said.returncode == 1
+    assert said.stderr.startswith("manage.py: pydantic_settings is not installed: run `make up` once")

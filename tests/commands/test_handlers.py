@@ -31,7 +31,7 @@ def test_types_are_listed_with_their_settings_and_the_live_workers_that_know_the
     assert (found["mail.read"]["workers"], found["mail.sort"]["workers"]) == (["two:1"], [])
     lines = {line.split()[0]: line.split()[1:] for line in manage("handlers").out.splitlines() if line.strip()}
     assert lines["mail.send"] == ["slow", "3", "7", "8", "100/m,", "5", "running", "per", "tenant", "one:1,", "two:1"]
-    assert lines["mail.sort"] == ["ingest", "10", "100", "5", "none"]
+    assert lines["mail.sort"] == ["ingest", "10", "1000", "5", "none"]
 
 
 def test_lines_of_a_type_that_only_the_ledger_knows_are_submitted_and_unknown_ones_are_found_before_the_first(

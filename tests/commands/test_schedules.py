@@ -80,6 +80,7 @@ def test_a_paused_schedule_skips_its_periods_until_it_is_resumed(ledger: Servers
     worker = scheduled(catch_up="all")
     assert manage("schedules", "pause", "test.hourly", "--reason", "a move", "--json").json["paused"]
     assert (row()["paused_by"], row()["paused_reason"]) == (operator(), "a move")
+    assert "2026-11-18" not in manage("schedules").out.splitlines()[1], "a paused schedule has no next run"
     set_clock(ledger, "2026-11-18 09:30:00")
     renew(worker)
     assert submit_due(engine()).submitted == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections import Counter
 from datetime import timedelta
@@ -19,7 +20,7 @@ from models.status import TaskStatus
 from outbox.after_commit_publisher import after_commit_publisher
 from tasks import broker
 from tasks.core import batch_size
-from tasks.core.registry import handlers
+from tasks.core.registry import DEFAULT_BATCH, handlers
 from tasks.core.wakeups import Woken
 from tasks.execution.claim import claim
 from tasks.execution.deliver import deliver
@@ -103,7 +104,7 @@ def test_each_line_becomes_a_task(stack: ServersOfTests, tmp_path: Path) -> None
     rows = work.rows("payload, priority")
     assert sorted(payload["n"] for payload, _ in rows) == list(range(2500))
     assert {priority for _, priority in rows} == {7}
-    assert len(work.wakeups()) == 25
+    assert len(work.wakeups()) == math.ceil(2500 / DEFAULT_BATCH)
 
 
 def test_an_invalid_line_is_named_and_nothing_is_submitted(
@@ -294,13 +295,13 @@ def test_a_rebuild_after_the_broker_lost_everything_wakes_all_due_tasks_and_rest
 ) -> None:
     (died,) = dead()
     monkeypatch.setattr(batch_size, "_seconds", {})  # on a busy machine it was slow, and wake-ups would be smaller
-    due = submitted(*[{}] * 250)
+    due = submitted(*[{}] * 2500)
     (scheduled,) = submitted({}, run_at=timedelta(hours=1))
     stack.flush_redis()
     said = manage("rebuild-broker", "--dry-run", "--json").json
-    assert (said["tasks"], said["dead"], said["due"]) == (250, 1, [{"queue": "ingest", "type": FLAKY, "count": 250}])
+    assert (said["tasks"], said["dead"], said["due"]) == (2500, 1, [{"queue": "ingest", "type": FLAKY, "count": 2500}])
     assert woken(stack) == []
-    assert manage("rebuild-broker", "--json").json == {"tasks": 250, "wakeups": 3, "letters": 1}
+    assert manage("rebuild-broker", "--json").json == {"tasks": 2500, "wakeups": 3, "letters": 1}
     assert after_commit_publisher().wait_until_idle(60)
     assert arrived(stack) == dict.fromkeys(map(str, due), 1)
     assert str(scheduled) not in arrived(stack)
@@ -343,11 +344,11 @@ def test_tasks_due_at_the_same_moment_are_woken_page_by_page(
     stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rebuild_broker, "PAGE", 100)
-    tasks = submitted(*[{}] * 250, run_at=timedelta(seconds=1))
+    tasks = submitted(*[{}] * 2500, run_at=timedelta(seconds=1))
     with engine().connect() as connection:
         before = now(connection)
     move(stack, 2)
-    assert list(rebuild_broker.wake_all_due(engine()))[-1] == Woken(250, 3)
+    assert list(rebuild_broker.wake_all_due(engine()))[-1] == Woken(2500, 3)
     assert after_commit_publisher().wait_until_idle(60)
     assert {last_wakeup_at > before for (last_wakeup_at,) in work.rows("last_wakeup_at")} == {True}
     assert sorted(id_ for wakeup in work.wakeups()[-3:] for id_ in wakeup.ids) == sorted(tasks)
