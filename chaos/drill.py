@@ -20,7 +20,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -80,6 +80,11 @@ class Part(StrEnum):
     BROKER = "broker"
     DESTINATION = "destination"
 
+    @property
+    def subject(self) -> str:
+        """The part as the subject of a sentence."""
+        return "PostgreSQL" if self is Part.POSTGRES else f"the {self}"
+
 
 class NoStack(Misuse):
     """The drill needs the embedded stack.
@@ -110,6 +115,20 @@ class Drilled:
     def is_right(self) -> bool:
         return self.done == self.given and self.charged == 0 and self.duplicates == 0
 
+    def sentences(self) -> str:
+        """Return what was kept, for people."""
+        if self.part is Part.DESTINATION:
+            kept = (
+                f"{self.done} of {self.given} events were sent; {self.waited} of them had waited in the outbox."
+                f" Sent twice: {self.duplicates}. A failed probe counts as an attempt of: {self.probed}."
+            )
+        else:
+            kept = (
+                f"{self.done} of {self.given} tasks have succeeded; {self.waited} of them had waited in the ledger."
+                f" Tasks with a counted failure: {self.charged}."
+            )
+        return f"{kept}\nEverything was done {self.recovered_seconds:.1f} s after {self.part.subject} came back."
+
 
 Say = Callable[[str], None]
 
@@ -123,7 +142,7 @@ def drill(part: Part, *, seconds: float, say: Say) -> Drilled:
     say(f"submitted {TASKS} tasks")
     waited = 0
     with _taken_away(home, part, seconds):
-        say(f"{part} is stopped, for {seconds:g} s")
+        say(f"{part.subject} is stopped for {seconds:g} s")
         until = time.monotonic() + seconds
         if part is Part.BROKER:
             ids += _submit(sleep=0.0, count=TASKS)
@@ -135,7 +154,7 @@ def drill(part: Part, *, seconds: float, say: Say) -> Drilled:
             waited = _read(FOUND, ids)[2]
             say(f"{waited} tasks wait in the ledger")
     returned_at = time.monotonic()
-    say(f"{part} comes back")
+    say(f"{part.subject} comes back")
     wait_until(lambda: _counted(FOUND, ids)[1] == len(ids), "all tasks have succeeded", seconds=RETURN_SECONDS)
     recovered_seconds = time.monotonic() - returned_at
     if part is Part.POSTGRES:
@@ -186,7 +205,7 @@ def _drill_destination(seconds: float, say: Say) -> Drilled:
             say("the destination answers: one event was sent")
             posted = endpoint.posted_keys()
             endpoint.stop()
-            say(f"the destination is stopped, for {seconds:g} s")
+            say(f"{Part.DESTINATION.subject} is stopped for {seconds:g} s")
             ids += _add_events(EVENTS)
             until = time.monotonic() + seconds
             while time.monotonic() < until:
@@ -196,7 +215,7 @@ def _drill_destination(seconds: float, say: Say) -> Drilled:
             say(f"{waited} events wait in the outbox")
             endpoint.start()
             returned_at = time.monotonic()
-            say("the destination comes back; the next probe finds that out")
+            say(f"{Part.DESTINATION.subject} comes back; the next probe finds that out")
 
             def is_sent() -> bool:
                 publish()
@@ -227,9 +246,14 @@ def _relaying() -> Iterator[Callable[[], object]]:
     end, before the relays of the stack return: they would mark unsent ones DEAD.
     """
     token = uuid.uuid4()
-    with single_flight(engine(), RELAY, holder="drill", seconds=LEASE_SECONDS, token=token) as ours:
-        if not ours:
-            raise CeleriacError("A relay is running at this moment; try again.")
+    with ExitStack() as stack:
+
+        def is_ours() -> bool:
+            return stack.enter_context(
+                single_flight(engine(), RELAY, holder="drill", seconds=LEASE_SECONDS, token=token)
+            )
+
+        wait_until(is_ours, "no relay of the stack runs", seconds=RETURN_SECONDS)  # one may have died in an outage
         _delete_events()
         relay = Relay.of(settings.current(), only=DESTINATION)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,21 @@ import pytest
 from child_process import OwnProcess
 from embedded.background import parts
 from embedded.home import Home
-from embedded.roles import ROLES
+from embedded.roles import PORTS, ROLES
 from embedded.stack import plan
-from settings import Settings
+from settings import ROOT, Settings
+
+
+def test_the_api_listens_on_the_address_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"API_HOST": "127.0.0.2", "API_PORT": "23999", "CELERIAC_HOME": str(tmp_path / "home")}.items():
+        monkeypatch.setenv(name, value)
+    current = Settings()
+    home = Home(current.home)
+    home.create()
+    planned = plan(home, current)
+    assert planned.addresses["API_URL"] == "http://127.0.0.2:23999"
+    (api,) = (program for program in planned.programs if program.role == "api")
+    assert {"--host=127.0.0.2", "--port=23999"} <= set(api.command)
 
 
 def test_every_part_that_listens_has_an_address_and_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +63,13 @@ def test_every_part_that_listens_has_an_address_and_a_login(tmp_path: Path, monk
     assert all(bool(line.address) == bool(line.login) for line in shown.values())
     assert "hunter2" not in str(shown)
     assert not [secret for secret in home.secrets.values() if secret in str(shown)]
+
+
+def test_the_runbook_names_the_default_port_of_every_part() -> None:
+    section = (
+        (ROOT / "docs" / "operations.md")
+        .read_text()
+        .partition("## The stack on one machine\n")[2]
+        .partition("\n## ")[0]
+    )
+    assert {str(port) for port in PORTS.values()} == set(re.findall(r"\b\d{4,5}\b", section))
