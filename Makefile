@@ -67,6 +67,7 @@ bench-peers: .venv-bench/ready  ## install the systems that `manage.py bench ing
 .venv-bench/ready: requirements-bench.txt
 	@echo "Installing packages into .venv-bench (once) …"
 	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check 'pip>=25'  # older ones refuse psycopg[pool]
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 		-r requirements-bench.txt
 	@touch $@

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,24 +23,42 @@ from outbox.after_commit_publisher import after_commit_publisher
 from tally import counts
 from tests.another_postgres import another_postgres
 from tests.app import point_app_at
+from tests.forgotten_counts import forget_counts
 from tests.isolation import isolate
 from tests.servers import Cluster, ServersOfTests, empty_tables, wait_until
 
-pytest_plugins = ["tests.coverage_report", "tests.schedule", "tests.nodes.plugin", "tests.ledger_fixtures"]
+pytest_plugins = [
+    "tests.coverage_report",
+    "tests.schedule",
+    "tests.nodes.plugin",
+    "tests.ledger_fixtures",
+    "tests.stack_user",
+]
 
 
 def pytest_unconfigure() -> None:
-    counts.counts._reset()  # there is no ledger any more to append them to
+    forget_counts()  # there is no ledger any more to append them to
 
 
 # Files whose tests break their connections, and depend on which statements were prepared on them.
-WITH_NEW_CONNECTIONS: Final = {"test_ledger_lost.py"}
+WITH_NEW_CONNECTIONS: Final = {"test_ledger_lost.py", "test_lost_commits.py"}
 
 
 def pytest_configure() -> None:
     isolate()
     # Tests append the tally themselves, so that no thread executes statements while a test counts them.
     vars(counts)["APPEND_SECONDS"] = 3600.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave the 800,000 objects of the collection out of every run of the garbage collector."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +113,7 @@ def empty_database(postgres: Cluster) -> Iterator[str]:
 def database(postgres: Cluster) -> str:
     """The address of the migrated database, after emptying it."""
     empty_tables(postgres)
-    counts.counts._reset()  # of the test before
+    forget_counts()  # of the test before
     return postgres.url(postgres.migrated)
 
 

@@ -2,6 +2,7 @@
 
 Files that take long come first: otherwise one process would still run a long file while the others have nothing to do.
 Files that need RabbitMQ are one unit, so that one process starts it and not each of them; it takes 8 s of a processor.
+So are the files that need the whole stack, which takes more.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ WITH_RABBITMQ: Final = (
     "tests/outbox/publishers/test_celery.py",
     "tests/outbox/publishers/test_contract.py",
 )
+STACK: Final = "files that need the whole stack"
+# The first one starts it, the last one stops it.
+WITH_STACK: Final = ("tests/test_up_and_down.py", "tests/chaos/test_drill.py", "tests/test_down.py")
+UNITS: Final = {RABBITMQ: WITH_RABBITMQ, STACK: WITH_STACK}
 LONGEST_FIRST: Final = (
-    "tests/test_up_and_down.py",
+    STACK,
     RABBITMQ,
+    "tests/console/test_in_browser.py",
     "tests/tasks/test_workers.py",
+    "tests/tasks/test_async_workers.py",
     "tests/tasks/test_pools.py",
-    "tests/chaos/test_drill.py",
     "tests/tasks/test_levers.py",
     "tests/tasks/test_flower.py",
     "tests/tasks/test_outages.py",
@@ -83,12 +89,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def unit_of(nodeid: str) -> str:
-    """Return what is given to one process as a whole: a file, or all files that need RabbitMQ."""
+    """Return what is given to one process as a whole: a file, or all files that need the same servers."""
     file = nodeid.partition("::")[0]
-    return RABBITMQ if file in WITH_RABBITMQ else file
+    return next((unit for unit, files in UNITS.items() if file in files), file)
 
 
 def _place(nodeid: str, size: dict[str, int]) -> tuple[int, int, str, int]:
     file, unit = nodeid.partition("::")[0], unit_of(nodeid)
     rank = LONGEST_FIRST.index(unit) if unit in LONGEST_FIRST else len(LONGEST_FIRST)
-    return rank, -size[unit], unit, WITH_RABBITMQ.index(file) if unit == RABBITMQ else 0
+    return rank, -size[unit], unit, UNITS[unit].index(file) if unit in UNITS else 0

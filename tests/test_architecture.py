@@ -108,9 +108,9 @@ def test_every_source_file_says_why_it_exists() -> None:
 
 
 def test_the_api_and_the_commands_hold_no_sql() -> None:
-    """`api/tokens.py` is the exception: it stores the tokens."""
+    """`api/tokens.py` and `console/sessions.py` are the exceptions: they store tokens and sessions."""
     doors = [path for path in sources() if path.parts[0] in ("api", "console", "commands")]
-    doors.remove(Path("api/tokens.py"))
+    doors = [path for path in doors if path not in (Path("api/tokens.py"), Path("console/sessions.py"))]
     statement = re.compile(r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM)\b")
     assert [str(path) for path in doors if any(map(statement.search, _literals(path)))] == []
     assert [str(path) for path in doors if {"sqlalchemy.text", "models.sql.sql"} & set(_imported_names(path))] == []

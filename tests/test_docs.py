@@ -10,7 +10,7 @@ import pytest
 import typer
 
 import commands
-from commands.config import configuration_page
+from commands.configuration_page import configuration_page
 from commands.messages import messages_page
 from commands.metrics_page import metrics_page
 from settings import ROOT

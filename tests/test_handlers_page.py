@@ -48,6 +48,8 @@ async def fetch_async(name):
 """
 # Tests of what the page says in words.
 MORE_TESTS: Final = """
+import asyncio
+
 import pytest
 from sqlalchemy import text
 
@@ -105,6 +107,8 @@ def test_results_and_signals_of_a_real_worker(stack):
                 results.import_now(78, 5)
             finally:
                 tasks.submit = original
+        imported = tasks.submit(stack.engine, "invoice.import", {"number": 80, "total": 1}).task_id
+        assert asyncio.run(results.result_of(imported)) == {"imported": 80}
         dead = tasks.submit(stack.engine, "invoice.remind", {"number": 79}).task_id
         assert tasks.wait(dead, timeout=30).status == "DEAD"
     assert results.try_again(dead) == "QUEUED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from commands.metrics_page import metrics_page
 from metrics import observe_many
 from settings import ROOT
 from tests.nodes.programs import environment, finish, start
@@ -50,6 +52,46 @@ def test_an_application_that_imports_tasks_and_gets_sigterm_leaves_no_folder_beh
         application.terminate()
         assert application.wait(10) == -signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+# Of the first source document, with their labels. Ours have more where they are bounded.
+SPECIFIED = {
+    "ingest_task_process_total": {"result"},
+    "ingest_task_process_seconds": {"result"},
+    "ingest_stream_length": {"stream"},
+    "ingest_stream_pending": {"stream", "group"},
+    "ingest_stream_reclaim_total": {"result"},
+    "ingest_task_dlq_total": set(),
+    "outbox_backlog": set(),
+    "outbox_publish_total": {"result"},
+    "outbox_publish_seconds": {"result"},
+    "outbox_publish_delay_seconds": set(),
+}
+
+
+def test_every_specified_name_is_there_with_its_labels_and_each_name_has_one_exposer() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \|", metrics_page(), re.MULTILINE)
+    labels = {name: set(re.findall(r"\w+", text)) for name, text in rows}
+    assert len(labels) == len(rows), "no name is exposed by the installation and by a program"
+    assert {name: labels.get(name, set()) & wanted for name, wanted in SPECIFIED.items()} == SPECIFIED
+    assert labels.keys() >= SPECIFIED.keys()
+    assert all(name.startswith("celeriac_") for name in labels.keys() - SPECIFIED.keys())
+
+
+def test_an_api_serves_the_metrics_of_its_process_on_a_port_of_their_own(stack: ServersOfTests) -> None:
+    ports = stack.home.ports({"api": 0, "api-metrics": 0}, wished={})
+    command = [sys.executable, "-m", "uvicorn", "api.app:app", f"--port={ports['api']}", "--log-level=error"]
+    api = start(command, API_METRICS_PORT=str(ports["api-metrics"]))
+    try:
+        wait_until(lambda: get(ports["api"], "/healthz")[0] == 200, "the API answers", seconds=30)
+        of_process, of_installation = (get(ports[name], "/metrics")[1] for name in ("api-metrics", "api"))
+        assert "celeriac_process_waits_for_ledger" in of_process
+        assert "celeriac_ledger_unreachable 0.0" in of_installation
+        families = [set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)) for text in (of_process, of_installation)]
+        assert not families[0] & families[1]
+    finally:
+        api.send_signal(signal.SIGTERM)
+        finish(api)
 
 
 def test_a_relay_serves_its_own_metrics(stack: ServersOfTests) -> None:

@@ -36,8 +36,8 @@ class Absent:
             raise ModuleNotFoundError(f"{name} is not in requirements.txt", name=name)
 
 sys.meta_path.insert(0, Absent())
-packages = ("api", "chaos", "checks", "commands", "documents", "embedded", "models", "outbox", "receipts", "sinks",
-            "tasks", "workflows")
+packages = ("api", "chaos", "checks", "commands", "console", "documents", "embedded", "models", "outbox", "receipts",
+            "sinks", "tasks", "workflows")
 for package in packages:
     for module in pkgutil.walk_packages([package], f"{package}."):
         if module.name != "embedded.pytest_plugin":  # for users who have pytest

@@ -119,6 +119,7 @@ def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
         ("INGEST_QUEUE", "carrier-pigeon"),
         ("API_PORT", "70000"),
         ("BROKER_URL", "http://127.0.0.1:80"),
+        ("BROKER_URL", "sentinel://127.0.0.1:26379"),
         ("DATABASE_URL", "mysql://127.0.0.1/x"),
         ("REDIS_URL", "redis://127.0.0.1:door/0"),
         ("CHECKPOINT_CLAIM_IDLE_MS", "10"),
