@@ -12,25 +12,21 @@ from typing import Final
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Route
 
 from api.body_limit import BodyLimit, OneLength
 from api.error_middleware import ErrorMiddleware
 from console import login, overview, static_files
-from console.door import PREFIX
 from console.error_pages import SECURITY_HEADERS, handle_error, response_to
 
 FORM_LIMIT: Final = 64 * 1024  # bytes
+PAGES: Final = (
+    overview,
+    login,
+    static_files,
+)
 
 console: Final = Starlette(
-    routes=[
-        Route(PREFIX, overview.show),
-        Route(f"{PREFIX}/events", overview.follow),
-        Route(f"{PREFIX}/login", login.show, methods=["GET"]),
-        Route(f"{PREFIX}/login", login.log_in, methods=["POST"]),
-        Route(f"{PREFIX}/logout", login.log_out, methods=["POST"]),
-        Route(f"{PREFIX}/static/{{name}}", static_files.read),
-    ],
+    routes=[route for module in PAGES for route in module.ROUTES],
     middleware=[
         Middleware(ErrorMiddleware, headers=SECURITY_HEADERS, answer=response_to),
         Middleware(OneLength),

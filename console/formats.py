@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from tasks.operations.stats import StatusCount
 
@@ -54,3 +56,20 @@ def rate(per_second: float | None) -> str:
 def clock(at: datetime) -> str:
     """Return the time of day in UTC."""
     return f"{at.astimezone(UTC):%H:%M:%S} UTC"
+
+
+def moment(at: datetime) -> str:
+    """Return the date and the time of day in UTC."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def distance(at: datetime, now: datetime) -> str:
+    """Return how far a moment is from now: `3 m ago`, `in 42 s`, `now`."""
+    if abs(at - now) < timedelta(milliseconds=500):
+        return "now"
+    return f"{duration(now - at)} ago" if at < now else f"in {duration(at - now)}"
+
+
+def as_json(value: Any) -> str:
+    """Return JSON as people read it."""
+    return json.dumps(value, ensure_ascii=False, indent=2)

@@ -13,6 +13,7 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from api.ledger_calls import call_ledger
 from api.tokens import Unauthenticated
@@ -117,3 +118,10 @@ def _take_code(request: Request) -> str:
     code = request.query_params.get("code", "")
     request.scope["query_string"] = b""
     return code
+
+
+ROUTES: Final = [
+    Route(f"{PREFIX}/login", show, methods=["GET"]),
+    Route(f"{PREFIX}/login", log_in, methods=["POST"]),
+    Route(f"{PREFIX}/logout", log_out, methods=["POST"]),
+]

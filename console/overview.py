@@ -12,21 +12,22 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from api.event_streams import EventStream, event
 from api.principals import sees_all
 from api.tokens import Forbidden, Scope, Token
 from console.attention import notices
 from console.charts import draw
+from console.door import PREFIX
 from console.history import STEPS, History, Period
 from console.overview_feed import Snapshot, overview_feed
 from console.pages import render, render_part
 from console.pipeline import picture
 from console.pipeline_layout import Direction, lay_out
-from console.visitors import LoginNeeded, Visitor, require_visitor
+from console.visitors import READERS, LoginNeeded, Visitor, require_visitor
 from models.status import TaskStatus
 
-SCOPES: Final = (Scope.OPERATE, Scope.TASKS_READ_ALL)
 LONGEST_SECONDS: Final = 300.0  # of one stream
 SEND_SECONDS: Final = 1.0
 PARTS: Final = ("state", "attention", "pipeline", "history", "kinds", "programs")
@@ -35,17 +36,17 @@ UNFINISHED: Final = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.RETRYING,
 
 
 async def show(request: Request) -> Response:
-    visitor = await require_visitor(request, *SCOPES)
+    visitor = await require_visitor(request, *READERS)
     feed, period = overview_feed(), _period(request)
     snapshot, history = await feed.snapshot(), await feed.history(period)
     parts = _parts(snapshot, history, visitor.token)
-    return render(request, "overview.html", {"parts": parts, "period": period})
+    return render(request, "overview.html", {"page": "overview", "parts": parts, "period": period})
 
 
 async def follow(request: Request) -> Response:
     period = _period(request)
     try:
-        visitor = await require_visitor(request, *SCOPES)
+        visitor = await require_visitor(request, *READERS)
     except (LoginNeeded, Forbidden):
         return EventStream(_leave(), seconds=0)
     feed = overview_feed()
@@ -112,3 +113,6 @@ def _render(snapshot: Snapshot, history: History, *, sees_details: bool) -> dict
         "more_kinds": max(0, len(kinds) - MOST_KINDS),
     }
     return {name: render_part(f"overview/{name}.html", values) for name in PARTS}
+
+
+ROUTES: Final = [Route(PREFIX, show), Route(f"{PREFIX}/events", follow)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +12,38 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 import settings
+from api.tokens import Scope
 from console import formats
+from console.answers import forget_said, read_said
+from console.door import PREFIX
 from console.static_files import address_of
+from console.visitors import READERS, Visitor
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A page in the navigation. Visitors without one of the scopes do not see it."""
+
+    key: str
+    title: str
+    path: str
+    scopes: tuple[Scope, ...] = READERS
+
+
+NAVIGATION: Final = (
+    Entry("overview", "Overview", PREFIX),
+    Entry("tasks", "Tasks", f"{PREFIX}/tasks"),
+    Entry("dead", "Dead letters", f"{PREFIX}/dead"),
+    Entry("queues", "Queues", f"{PREFIX}/queues"),
+    Entry("outbox", "Outbox", f"{PREFIX}/outbox"),
+    Entry("sinks", "Sinks", f"{PREFIX}/sinks"),
+    Entry("workers", "Workers", f"{PREFIX}/workers"),
+    Entry("receipts", "Receipts", f"{PREFIX}/receipts"),
+    Entry("documents", "Documents", f"{PREFIX}/documents", (Scope.OPERATE, Scope.DOCUMENTS_READ)),
+    Entry("workflows", "Workflows", f"{PREFIX}/workflows"),
+)
 
 _environment: Final = Environment(
     loader=FileSystemLoader(TEMPLATES),
@@ -30,6 +59,9 @@ _environment.filters |= {
     "duration": formats.duration,
     "rate": formats.rate,
     "clock": formats.clock,
+    "moment": formats.moment,
+    "distance": formats.distance,
+    "as_json": formats.as_json,
 }
 _environment.globals["asset"] = address_of
 
@@ -42,15 +74,24 @@ def render(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
-    """Return a page. Its header says who is logged in, if a route has found out."""
-    visitor = getattr(request.state, "visitor", None)
-    text = render_part(template, {"visitor": visitor, "schema": _schema(), **values})
-    return HTMLResponse(text, status_code=status, headers=headers)
+    """Return a page. Its header says who is logged in, if a route has found out, and what the last form has done."""
+    visitor: Visitor | None = getattr(request.state, "visitor", None)
+    said = read_said(request)
+    frame = {"visitor": visitor, "schema": _schema(), "navigation": _navigation(visitor), "said": said}
+    text = render_part(template, {**frame, **values})
+    response = HTMLResponse(text, status_code=status, headers=headers)
+    if said:
+        forget_said(response, request)
+    return response
 
 
 def render_part(template: str, values: Mapping[str, Any]) -> str:
     """Return a part of a page."""
     return _environment.get_template(template).render(values)
+
+
+def _navigation(visitor: Visitor | None) -> list[Entry]:
+    return [entry for entry in NAVIGATION if visitor and visitor.token.has_scope(*entry.scopes)]
 
 
 def _schema() -> str:

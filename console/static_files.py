@@ -9,6 +9,7 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from api.errors import NotFound
 from console.door import PREFIX
@@ -33,3 +34,6 @@ def address_of(name: str) -> str:
 @cache
 def _content(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
+
+
+ROUTES: Final = [Route(f"{PREFIX}/static/{{name}}", read)]

@@ -28,6 +28,7 @@ from models.errors import CeleriacError
 SESSION: Final = "celeriac_console"
 FORM_FIELD: Final = "form_token"
 MOST_FIELDS: Final = 20
+READERS: Final = (Scope.OPERATE, Scope.TASKS_READ_ALL)  # of every page that shows the ledger
 
 
 class LoginNeeded(CeleriacError):
@@ -57,6 +58,15 @@ class Visitor:
 
     session: str
     token: Token
+
+    @property
+    def actor(self) -> str:
+        """Return the name under which histories and audits show what the visitor did."""
+        return f"console:{self.token.name}"
+
+    @property
+    def can_operate(self) -> bool:
+        return self.token.has_scope(Scope.OPERATE)
 
     @property
     def form_token(self) -> str:

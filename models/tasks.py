@@ -16,7 +16,7 @@ import uuid
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import BigInteger, Identity, Index, PrimaryKeyConstraint, Sequence, SmallInteger, Text, text
+from sqlalchemy import BigInteger, Computed, Identity, Index, PrimaryKeyConstraint, Sequence, SmallInteger, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import FREQUENT_UPDATES, Actor, Base, Count, Flag, Json, JsonObject, Number, Stamp, checks, one_of
@@ -44,6 +44,15 @@ _KEYED_AND_UNFINISHED: Final = text("partition_key IS NOT NULL AND status NOT IN
 _PRINCIPAL: Final = text("(context ->> 'principal')")
 _CHANGED_AT: Final = text("COALESCE(finished_at, updated_at)")
 _HAS_PRINCIPAL: Final = text("context ->> 'principal' IS NOT NULL AND status <> 'RUNNING'")
+# Errors that differ only in numbers, ids and quoted words have the same one. As PostgreSQL prints it.
+_FINGERPRINT: Final = r"""
+CASE
+    WHEN (error_message IS NOT NULL) THEN to_hex(hashtextextended(((COALESCE(error_code, ''::text) || ' '::text)
+        || regexp_replace(error_message,
+            '[0-9a-fA-F]*[0-9][0-9a-fA-F]*|"[^"]*"|''[^'']*'''::text, '#'::text, 'g'::text)),
+        (0)::bigint))
+    ELSE NULL::text
+END"""
 KEY_SEQ: Final = Sequence("ingest_task_key_seq", metadata=Base.metadata)
 
 
@@ -99,6 +108,14 @@ class IngestTask(Base):
         ),
         # Lists dead tasks by age, page by page, among millions of finished tasks.
         Index("ix_ingest_task_dead", "finished_at", "id", postgresql_where=text("status = 'DEAD'")),
+        # Groups dead tasks by error, and finds those of one group.
+        Index(
+            "ix_ingest_task_dead_errors",
+            "type",
+            "error_fingerprint",
+            "finished_at",
+            postgresql_where=text("status = 'DEAD'"),
+        ),
         # Lists show the tasks that changed last.
         Index("ix_ingest_task_open", "updated_at", postgresql_where=_OPEN),
         # Lists the tasks of one principal of the API by their last change. Tasks that were not submitted over HTTP are
@@ -131,6 +148,7 @@ class IngestTask(Base):
     last_error: Mapped[str | None]
     error_message: Mapped[str | None]
     error_code: Mapped[str | None]
+    error_fingerprint: Mapped[str | None] = mapped_column(Computed(_FINGERPRINT, persisted=True))
     result: Mapped[Json | None]
     notify: Mapped[str | None]
     created_at: Mapped[Stamp]

@@ -1,4 +1,5 @@
-// Keep the overview live: put the parts that the server sends in place. Nothing else is done in the browser.
+// Keep pages live: put what the server sends in place. The overview is sent as a stream of the parts that have changed;
+// other pages are loaded again every few seconds. `/` goes to the search.
 "use strict";
 
 const AGAIN_MS = 3000;
@@ -13,7 +14,10 @@ function become(old, fresh) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
     return;
   }
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name } of [...old.attributes]) {
+    const isOpenedByHand = name === "open" && old.nodeName === "DETAILS";
+    if (!fresh.hasAttribute(name) && !isOpenedByHand) old.removeAttribute(name);
+  }
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   becomeInside(old, fresh);
 }
@@ -63,6 +67,47 @@ function follow(page) {
   addEventListener("pageshow", () => document.hidden || open());
 }
 
+// Load a page again every few seconds while it is visible, unless a form is being filled in.
+function refresh(page) {
+  const milliseconds = 1000 * Number(page.dataset.refresh);
+  const main = page.closest("main");
+
+  function isBeingFilledIn() {
+    const active = document.activeElement;
+    if (main.contains(active) && active.matches("input, select, textarea")) return true;
+    return [...main.querySelectorAll("input, textarea")].some(
+      (each) => each.value !== each.defaultValue || each.checked !== each.defaultChecked,
+    );
+  }
+
+  async function look() {
+    try {
+      if (document.hidden || isBeingFilledIn()) return;
+      const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (response.redirected) return location.reload();
+      if (!response.ok) return;
+      const fresh = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("[data-refresh]");
+      if (fresh && !isBeingFilledIn()) become(page, fresh);
+    } catch {
+      // The server does not answer; the next look may succeed.
+    } finally {
+      setTimeout(look, milliseconds);
+    }
+  }
+
+  setTimeout(look, milliseconds);
+}
+
+addEventListener("keydown", (event) => {
+  const search = document.querySelector("[data-search]");
+  if (event.key !== "/" || !search || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input, select, textarea")) return;
+  event.preventDefault();
+  search.select();
+});
+
 if (document.querySelector("[data-code]")) history.replaceState(null, "", location.pathname);
 const page = document.querySelector("[data-stream]");
 if (page) follow(page);
+const refreshed = document.querySelector("[data-refresh]");
+if (refreshed) refresh(refreshed);

@@ -19,8 +19,8 @@ def visitor() -> TestClient:
 
 
 def hidden_fields(page: str) -> dict[str, str]:
-    """Return the hidden fields of the first form of a page."""
-    form = re.search(r"<form.*?</form>", page, re.DOTALL)
+    """Return the hidden fields of the first form of a page that changes something."""
+    form = re.search(r'<form method="post".*?</form>', page, re.DOTALL)
     assert form, page
     found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form[0])
     return {name: unescape(value) for name, value in found}

@@ -57,6 +57,9 @@ CREATE TABLE ledger.ingest_task (
     last_error text,
     error_message text,
     error_code text,
+    error_fingerprint text GENERATED ALWAYS AS (
+        CASE WHEN error_message IS NOT NULL THEN to_hex(hashtextextended(coalesce(error_code, '') || ' '
+            || regexp_replace(error_message, '[0-9a-fA-F]*[0-9][0-9a-fA-F]*|"[^"]*"|''[^'']*''', '#', 'g'), 0)) END) STORED,
     result jsonb,
     notify text,
     created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
@@ -96,6 +99,7 @@ CREATE INDEX ix_ingest_task_expires ON ledger.ingest_task (expires_at) WHERE exp
 CREATE INDEX ix_ingest_task_running ON ledger.ingest_task (type, limit_key)
     WHERE limit_key IS NOT NULL AND status = 'RUNNING';
 CREATE INDEX ix_ingest_task_dead ON ledger.ingest_task (finished_at, id) WHERE status = 'DEAD';
+CREATE INDEX ix_ingest_task_dead_errors ON ledger.ingest_task (type, error_fingerprint, finished_at) WHERE status = 'DEAD';
 CREATE INDEX ix_ingest_task_open ON ledger.ingest_task (updated_at) WHERE status IN ('QUEUED', 'RETRYING');
 CREATE INDEX ix_ingest_task_principal ON ledger.ingest_task
     ((context ->> 'principal'), coalesce(finished_at, updated_at), id)
