@@ -6,6 +6,7 @@ the third has been read.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from models.sql import sql
 from receipts import kinds, save
 from receipts.receipt import Receipt
 from receipts.save_batch import save_batch
+from receipts.streams import overlapped_run
 from receipts.streams.overlapped_run import OverlappedRun
 from receipts.streams.source import StreamSource
 from tests.receipts.accepting import KINDS, accepted
@@ -30,7 +32,13 @@ from tests.servers import ServersOfTests
 COUNT = 8  # four batches of two
 SAVED = sql("SELECT count(*) FROM ledger.receipt WHERE level = 'saved'")
 
-pytestmark = [pytest.mark.guarantee, pytest.mark.usefixtures("small_batches")]
+pytestmark = [pytest.mark.guarantee, pytest.mark.usefixtures("small_batches", "one_batch_per_turn")]
+
+
+@pytest.fixture
+def one_batch_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a step write one batch, so that a test can act between two of them."""
+    monkeypatch.setattr(overlapped_run, "TURN_SECONDS", 0.0)
 
 
 def pending(receiving: Receiving, run: OverlappedRun) -> int:
@@ -123,6 +131,27 @@ def test_a_saver_that_was_overtaken_with_three_batches_in_work_writes_nothing_mo
         stale.step()
     stale.lose(lost.value)
     stale.end()
+    assert_saved_in_order(receiving, receipts)
+
+
+def test_a_turn_writes_one_batch_after_the_other_and_looks_for_garbage_only_afterwards(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overlapped_run, "TURN_SECONDS", 600.0)
+    receipts = accepted(receiving, kinds.CHAT, COUNT)
+    collects: list[bool] = []
+
+    def save(*given: object) -> object:
+        collects.append(gc.isenabled())
+        return save_batch(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("receipts.save.save_batch", save)
+    run = begin()
+    run.step()
+    assert ledger_ids() == [receipt.id for receipt in receipts]
+    assert pending(receiving, run) == 0
+    assert (collects, gc.isenabled()) == ([False] * 4, True)
+    run.end()
     assert_saved_in_order(receiving, receipts)
 
 
