@@ -117,6 +117,7 @@ class Life(RuleBasedStateMachine):
         self.audits = self.now = 0
         self.plan: dict[uuid.UUID, str] = {}
         self.reclaim_in_the_middle = False
+        self.error_in_the_middle: BaseException | None = None
         ALIVE[:] = [self]
         assert after_commit_publisher().wait_until_idle(20)
         with stack.cluster.superuser.begin() as connection:
@@ -247,6 +248,9 @@ class Life(RuleBasedStateMachine):
         self.plan = dict.fromkeys((task.id for task in claimed.tasks), "succeed")
         self.reclaim_in_the_middle = True
         run_claim(claimed.claim)
+        if self.error_in_the_middle:
+            raise self.error_in_the_middle
+        assert not self.reclaim_in_the_middle, "the handler was not called"
         self.audits += len(claimed.tasks)
         self.seen["was reclaimed in the middle"] += 1
 
@@ -255,8 +259,12 @@ class Life(RuleBasedStateMachine):
         insert(task, db)
         if self.reclaim_in_the_middle:
             self.reclaim_in_the_middle = False
-            self.time_passes(1)
-            self.reclaim()
+            try:
+                self.time_passes(1)
+                self.reclaim()
+            except BaseException as error:  # otherwise it would be the outcome of the task, which is refused here
+                self.error_in_the_middle = error
+                raise
         if self.plan[task.id] in ERRORS:
             raise ERRORS[self.plan[task.id]]
 
