@@ -80,8 +80,13 @@ class Receiving:
         return await call_ledger(lambda: _in_transaction(accepted.save_now, given, ordered=ordered))
 
     async def find(self, id_: uuid.UUID) -> Receipt:
-        """Return how far a message is (`receipts/status.py`)."""
-        return await status.find_receipt(self.log, _read_ledger, id_)
+        """Return how far a message is (`receipts/status.py`). What Redis took is taken from the time of the ledger."""
+        began_at = time.monotonic()
+
+        async def read_ledger(id_: uuid.UUID) -> InLedger:
+            return await call_ledger(lambda: status.read_ledger(id_), more_seconds=began_at - time.monotonic())
+
+        return await status.find_receipt(self.log, read_ledger, id_)
 
     async def _read_switches(self) -> Switches:
         now = time.monotonic()
@@ -124,10 +129,6 @@ def _in_transaction(save: Callable[..., Receipt], *given: Any, **options: Any) -
     with sessions().begin() as session:
         limit_lock_time(session)
         return save(session, *given, **options)
-
-
-async def _read_ledger(id_: uuid.UUID) -> InLedger:
-    return await call_ledger(lambda: status.read_ledger(id_))
 
 
 def _read_switches() -> Switches:

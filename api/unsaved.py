@@ -6,9 +6,11 @@ receipt log says how far the task is. A task that was accepted is never answered
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from api.json_responses import JsonResponse
 from api.ledger_calls import call_ledger
@@ -24,13 +26,17 @@ from receipts.errors import ReceiptLogUnreachable, UnknownReceipt
 from receipts.receipt import Receipt, utc
 from tasks.operations.listing import UnknownTask
 
+# If the ledger is silent, Redis is asked afterwards, and the answer must still come within 5 s.
+LESS_SECONDS: Final = 1.0
+LOG_SECONDS: Final = 0.5
+
 
 async def read_or_show_unsaved(
     token: Token, task_id: uuid.UUID, read: Callable[[uuid.UUID], JsonResponse]
 ) -> JsonResponse:
     """Return what `read` returns for the task, or what the receipt log says about it."""
     try:
-        return await call_ledger(partial(read, task_id))
+        return await call_ledger(partial(read, task_id), more_seconds=-LESS_SECONDS)
     except UnknownTask:
         receipt = await _find(token, task_id)
         if receipt is None:
@@ -67,8 +73,9 @@ async def _find(token: Token, task_id: uuid.UUID) -> Receipt | None:
 
 async def _find_without_ledger(token: Token, task_id: uuid.UUID) -> Receipt | None:
     try:
-        found = await status.find_claim(receiving().log, task_id)
-    except ReceiptLogUnreachable:
+        async with asyncio.timeout(LOG_SECONDS):
+            found = await status.find_claim(receiving().log, task_id)
+    except (ReceiptLogUnreachable, TimeoutError):
         return None  # the answer is that the ledger is unreachable
     return found if found is not None and is_visible(found, token) else None
 

@@ -24,17 +24,17 @@ from receipts.streams.consumers import Gate, Shard
 
 def deliver_any_shard(seconds: float, *, until_idle: bool = False) -> bool:
     """Deliver what is in a free shard, for some time. Return False if other deliverers have all of them."""
-    return consume_free_number(lambda number: [shard_of(number)], seconds, until_idle=until_idle)
+    return consume_free_number(lambda *place: [shard_of(*place)], seconds, until_idle=until_idle)
 
 
-def shard_of(number: int) -> Shard:
+def shard_of(number: int, shards: int | None = None) -> Shard:
     current = settings.current()
     group, accepted = current.receipt_group_deliver, kinds.accepted_stream(kinds.CHAT)
     save, deliver = kinds.group_of(current.receipt_group_save), kinds.group_of(group)
-    to_save = kinds.shard_key(current.receipt_stream_to_save, number)
+    to_save = kinds.shard_key(current.receipt_stream_to_save, number, shards)
     gate = Gate(lua.GATE_DELIVER, (kinds.switches_key(), to_save), (save, deliver))
     sink = partial(ReceiversSink, to_save)
-    return Shard.of(consumer(group, accepted, sink, other_group=save, other_off="on", gate=gate), number)
+    return Shard.of(consumer(group, accepted, sink, shards=shards, other_group=save, other_off="on", gate=gate), number)
 
 
 class ReceiversSink(EntriesSink):

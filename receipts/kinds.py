@@ -70,16 +70,21 @@ def shard_of(sender: str) -> int:
     return int.from_bytes(digest[:8], "big") % settings.current().receipt_shards
 
 
-def shard_key(stream: str, number: int) -> str:
-    """Return the key of a shard in Redis."""
-    return stream if settings.current().receipt_shards == 1 else f"{stream}:{number}"
+def shard_key(stream: str, number: int, shards: int | None = None) -> str:
+    """Return the key of a shard in Redis. `shards`: of how many; None: RECEIPT_SHARDS."""
+    return stream if (shards or settings.current().receipt_shards) == 1 else f"{stream}:{number}"
+
+
+def streams() -> Iterator[str]:
+    """Return the name of every stream of the receipt log."""
+    yield from map(accepted_stream, SAVERS)
+    yield settings.current().receipt_stream_to_save
 
 
 def stream_keys() -> Iterator[str]:
-    """Return the key of every shard of every stream of the receipt log."""
-    current = settings.current()
-    for stream in (*map(accepted_stream, SAVERS), current.receipt_stream_to_save):
-        for number in range(current.receipt_shards):
+    """Return the key of every shard of every stream, as RECEIPT_SHARDS says. See also `left_over_shards.py`."""
+    for stream in streams():
+        for number in range(settings.current().receipt_shards):
             yield shard_key(stream, number)
 
 

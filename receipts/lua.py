@@ -209,3 +209,25 @@ GATE_DELIVER: Final = f"""
     {_FUNCTIONS}
     local is_open = redis.call('HGET', KEYS[3], 'delivering') == 'on' and is_idle(KEYS[1], ARGV[6])
 """
+
+# left over: find shards that have entries although RECEIPT_SHARDS does not name them any more.
+# ARGV: RECEIPT_SHARDS, the largest number of shards, then the names of the streams
+# Returns for each shard found: the place of its stream in the list, from 1, and its number; -1 for the only one
+LEFT_OVER: Final = """
+    local shards = tonumber(ARGV[1])
+    local found = {}
+    local function look(key, place, number)
+        local length = redis.pcall('XLEN', key)
+        if type(length) == 'number' and length > 0 then
+            found[#found + 1] = place
+            found[#found + 1] = number
+        end
+    end
+    for place = 3, #ARGV do
+        if shards > 1 then look(ARGV[place], place - 2, -1) end
+        for number = (shards > 1 and shards or 0), tonumber(ARGV[2]) - 1 do
+            look(ARGV[place] .. ':' .. number, place - 2, number)
+        end
+    end
+    return found
+"""

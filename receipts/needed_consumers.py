@@ -7,8 +7,8 @@ from typing import Final
 
 import settings
 from models.engine import autocommit, engine
-from receipts import kinds
 from receipts.errors import ReceiptLogUnreachable
+from receipts.left_over_shards import stream_keys_in_use
 from receipts.log_client import connected
 from receipts.streams.consumers import all_shards
 from receipts.switches import read_switches
@@ -37,6 +37,6 @@ def has_entries(*, if_unknown: bool) -> bool:
     """Return whether a stream of the receipt log has entries, or `if_unknown` if Redis cannot be asked."""
     try:
         with connected(answer_seconds=ANSWER_SECONDS) as client:
-            return any(client.xlen(key) for key in kinds.stream_keys())
+            return any(client.xlen(key) for key in stream_keys_in_use(client))
     except (ReceiptLogUnreachable, settings.SettingsError):
         return if_unknown

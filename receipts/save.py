@@ -45,20 +45,22 @@ def save_any_shard(seconds: float, *, until_idle: bool = False) -> bool:
     return consume_free_number(shards_of, seconds, until_idle=until_idle)
 
 
-def shards_of(number: int) -> list[Shard]:
-    """Return the shards with this number, of all streams that a saver reads."""
-    return [Shard.of(each, number) for each in consumers(number)]
+def shards_of(number: int, shards: int | None = None) -> list[Shard]:
+    """Return the shards with this number, of all streams that a saver reads. `shards`: as in `kinds.shard_key`."""
+    return [Shard.of(each, number) for each in consumers(number, shards)]
 
 
-def consumers(number: int) -> list[StreamConsumer]:
+def consumers(number: int, shards: int | None = None) -> list[StreamConsumer]:
     """Return the savers of all streams; the gate of the chats is that of one shard number."""
     current = settings.current()
     group, to_save = current.receipt_group_save, current.receipt_stream_to_save
     save, deliver = kinds.group_of(group), kinds.group_of(current.receipt_group_deliver)
-    gate = Gate(lua.GATE_SAVE_ACCEPTED, (kinds.switches_key(), kinds.shard_key(to_save, number)), (save, deliver))
+    gate = Gate(
+        lua.GATE_SAVE_ACCEPTED, (kinds.switches_key(), kinds.shard_key(to_save, number, shards)), (save, deliver)
+    )
     accepted = kinds.accepted_stream(kinds.CHAT)
     chats = partial(SavingSink, kinds.CHAT)
-    saver = partial(consumer, group, make_run=OverlappedRun)
+    saver = partial(consumer, group, shards=shards, make_run=OverlappedRun)
     made = [
         saver(accepted, chats, other_group=deliver, other_off="off", gate=gate),
         saver(to_save, partial(chats, is_delivered=True)),

@@ -13,6 +13,7 @@ import metrics
 import settings
 from models.engine import autocommit, engine
 from receipts import kinds, lua, switches
+from receipts.left_over_shards import left_over_shards
 from receipts.log_client import connect, translated
 from receipts.streams.checkpoint_sinks import CheckpointAwareSink, Handle
 from receipts.streams.consume import ShardRun, consume_together
@@ -24,19 +25,30 @@ from receipts.streams.source import StreamSource
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS: Final = 10.0  # after which another process takes over from one that was killed
+LEFT_OVER_SECONDS: Final = 5.0  # how long a shard is held while some are left over, so that all have their turn
 SINK: Final = "receipts"
 
 
 def consume_free_number(
-    shards_of: Callable[[int], Sequence[Shard]], seconds: float, *, until_idle: bool = False
+    shards_of: Callable[[int, int], Sequence[Shard]], seconds: float, *, until_idle: bool = False
 ) -> bool:
-    """Consume the shards of a free number, for some time. Return False if other processes have all of them."""
-    numbers = list(range(settings.current().receipt_shards))
-    random.shuffle(numbers)
+    """Consume the shards of a free number, for some time. Return False if other processes have all of them.
+
+    `shards_of` is given a number, and how many shards there are. Shards of an earlier RECEIPT_SHARDS that still have
+    entries take turns with those of today.
+    """
+    shards = settings.current().receipt_shards
+    places = [(number, shards) for number in range(shards)]
     with closing(connect()) as client:
+        with translated():
+            left_over = {(each.number, each.shards) for each in left_over_shards(client)}
+        if left_over:
+            places += left_over
+            seconds = min(seconds, LEFT_OVER_SECONDS)
+        random.shuffle(places)
         copy = partial(copy_switches, client)
         return any(
-            consume_together(shards_of(number), seconds, until_idle=until_idle, every_second=copy) for number in numbers
+            consume_together(shards_of(*place), seconds, until_idle=until_idle, every_second=copy) for place in places
         )
 
 
@@ -45,6 +57,7 @@ def consumer(
     stream: str,
     sink: Callable[[ShardRun], EntriesSink],
     *,
+    shards: int | None = None,
     other_group: str = "",
     other_off: str = "",
     gate: Gate | None = None,
@@ -52,7 +65,8 @@ def consumer(
 ) -> StreamConsumer:
     """Return a consumer that gives its batches to a sink.
 
-    `other_group` is our other group on the stream. It is switched off while `delivering` has the value `other_off`.
+    `shards`: as in `kinds.shard_key`. `other_group` is our other group on the stream. It is switched off while
+    `delivering` has the value `other_off`.
     """
 
     def acknowledge(source: StreamSource, ids: Sequence[str]) -> int:
@@ -64,7 +78,7 @@ def consumer(
         group,
         stream,
         _collect,
-        shards=settings.current().receipt_shards,
+        shards=shards or settings.current().receipt_shards,
         own_sinks=lambda run: [sink(run)],
         acknowledge=acknowledge,
         gate=gate,

@@ -14,6 +14,7 @@ import settings
 from models.engine import autocommit, engine
 from models.sql import sql
 from receipts import kinds
+from receipts.left_over_shards import stream_keys_in_use
 from receipts.log_client import connected
 from receipts.receipt import from_milliseconds
 
@@ -45,12 +46,17 @@ class ShardState:
 
 
 def read_shards(*, answer_seconds: float = 5.0) -> list[ShardState]:
-    """Return every shard of the receipt log; raise ReceiptLogUnreachable."""
+    """Return every shard of the receipt log, and those that are left over; raise ReceiptLogUnreachable."""
     with autocommit(engine()) as connection:
         holders = {stream: (holder, until) for stream, holder, until in connection.execute(HOLDERS)}
     with connected(answer_seconds=answer_seconds) as client:
-        seconds, microseconds = client.time()
-        return [_read(client, key, holders, seconds + microseconds / 1e6) for key in kinds.stream_keys()]
+        keys = list(stream_keys_in_use(client))
+        pipeline = client.pipeline(transaction=False).time()
+        for key in keys:
+            pipeline.xlen(key).xrange(key, count=1).xinfo_groups(key)
+        (seconds, microseconds), *answers = pipeline.execute(raise_on_error=False)
+    now = seconds + microseconds / 1e6
+    return [_shard(key, answers[3 * place :][:3], holders, now) for place, key in enumerate(keys)]
 
 
 def waiting() -> int:
@@ -58,22 +64,23 @@ def waiting() -> int:
     return sum(shard.length for shard in read_shards())
 
 
-def _read(client: Any, key: str, holders: dict[str, tuple[str, datetime]], now: float) -> ShardState:
-    length = int(client.xlen(key))
-    first = client.xrange(key, count=1) if length else []
+def _shard(key: str, answers: list[Any], holders: dict[str, tuple[str, datetime]], now: float) -> ShardState:
+    length, first, groups = _value(answers[0]), _value(answers[1]), answers[2]
     oldest_at = from_milliseconds(first[0][0].partition("-")[0]) if first else None
     lag = max(0.0, now - oldest_at.timestamp()) if oldest_at else 0.0
-    return ShardState(key, length, oldest_at, lag, list(_groups(client, key, holders)))
+    known = [] if isinstance(groups, redis.ResponseError) else groups  # an error: there is no such stream yet
+    states = [
+        GroupState(group["name"], group["pending"], *holders.get(f"{key}@{group['name']}", (None, None)))
+        for group in known
+    ]
+    return ShardState(key, length, oldest_at, lag, states)
 
 
-def _groups(client: Any, key: str, holders: dict[str, tuple[str, datetime]]) -> Iterator[GroupState]:
-    try:
-        found = client.xinfo_groups(key)
-    except redis.ResponseError:  # no such stream yet
-        return
-    for group in found:
-        holder, until = holders.get(f"{key}@{group['name']}", (None, None))
-        yield GroupState(group["name"], group["pending"], holder, until)
+def _value(answer: Any) -> Any:
+    """Return an answer of a pipeline; raise it if it is an error."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def wait_until_drained(seconds: float, *, pause_seconds: float = 0.2) -> Iterator[int]:

@@ -61,7 +61,7 @@ async def find_receipt(
 async def find_claim(log: ReceiptLog, id_: uuid.UUID) -> Receipt | None:
     """Return the receipt that Redis has, or None."""
     claim = await log.call("hgetall", kinds.claim_key(id_))
-    return _receipt_of(id_, claim) if claim else None
+    return receipt_of_claim(id_, claim) if claim else None
 
 
 def read_ledger(id_: uuid.UUID) -> InLedger:
@@ -71,7 +71,8 @@ def read_ledger(id_: uuid.UUID) -> InLedger:
         return InLedger(receipt, receipt is not None or read_switches(connection).was_two_phase)
 
 
-def _receipt_of(id_: uuid.UUID, claim: Mapping[str, str]) -> Receipt:
+def receipt_of_claim(id_: uuid.UUID, claim: Mapping[str, str]) -> Receipt:
+    """Return the receipt that a claim in Redis describes."""
     saved_at = claim.get("savedAt")
     return Receipt(
         Level(claim["level"]),

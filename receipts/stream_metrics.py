@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import settings
-from receipts import kinds
 from receipts.errors import ReceiptLogUnreachable
+from receipts.left_over_shards import stream_keys_in_use
 from receipts.log_client import connected
 
 ANSWER_SECONDS: Final = 1.0  # a scrape must not wait for long
@@ -20,7 +20,7 @@ def read_streams() -> tuple[Samples, Samples]:
     pending: Samples = []
     try:
         with connected(answer_seconds=ANSWER_SECONDS) as client:
-            keys = list(kinds.stream_keys())
+            keys = list(stream_keys_in_use(client))
             pipeline = client.pipeline(transaction=False)
             for key in keys:
                 pipeline.xlen(key).exists(key)

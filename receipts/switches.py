@@ -20,7 +20,12 @@ from models.sql import sql
 from receipts import kinds, lua
 
 READ: Final = sql("SELECT name, is_on, actor, changed_at FROM ledger.receipt_switch ORDER BY name")
-HAS_RECEIPTS: Final = sql("SELECT EXISTS (SELECT FROM ledger.receipt_switch) OR EXISTS (SELECT FROM ledger.receipt)")
+# has_receipts: an operator has turned a switch, a receipt was written, or a saver has held a shard: savers run while
+# two-phase is on by its setting, also if nothing was saved.
+HAS_RECEIPTS: Final = sql("""
+    SELECT EXISTS (SELECT FROM ledger.receipt_switch) OR EXISTS (SELECT FROM ledger.receipt)
+        OR EXISTS (SELECT FROM ledger.shard_lease WHERE right(stream, length(:saver)) = :saver)
+""")
 SET: Final = sql("""
     INSERT INTO ledger.receipt_switch (name, is_on, actor, changed_at)
     VALUES (:name, :is_on, :actor, (SELECT ledger.ledger_now()))
@@ -65,7 +70,8 @@ def read_switches(connection: Connection) -> Switches:
     current = settings.current()
     values = {switch.value: bool(getattr(current, name)) for switch, name in SETTINGS.items()}
     values |= {row.name.value: row.is_on for row in rows}
-    was_two_phase = values[Switch.TWO_PHASE] or bool(connection.execute(HAS_RECEIPTS).scalar())
+    saver = {"saver": f"@{kinds.group_of(current.receipt_group_save)}"}  # the end of `Shard.stream`
+    was_two_phase = values[Switch.TWO_PHASE] or bool(connection.execute(HAS_RECEIPTS, saver).scalar())
     return Switches(**values, was_two_phase=was_two_phase, set_by_operators=tuple(rows))
 
 

@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import make_url
 
 import settings
-from api import receiving
+from api import receiving, token_cache
 from api.app import app
 from bench.scratch import postgres_stopped, scratch_servers
 from child_process import ChildProcess, OwnProcess, await_ready
@@ -30,27 +30,32 @@ from embedded.temporary_servers import environment
 from models import engine as engine_module
 from models.engine import engine
 from models.receipts import Switch
-from receipts import switches
+from models.sql import sql
+from receipts import kinds, switches
 from tests.api.callers import FLAKY, Caller, Callers, expect_error
 from tests.app import point_app_at
 from tests.outbox.publishers.case import stopped
 from tests.receipts.accepting import turn
-from tests.receipts.saving import ledger_ids, save_all
+from tests.receipts.saving import begin, ledger_ids, save_all
 from tests.servers import wait_until
+from tests.workflows.flows import STORE, flow
 
 ROLE = "redis-receipts"
+BROKER_ROLE = "redis-broker"
 LIMIT_SECONDS = 5.0
 ANSWERS = {  # what is down → the answers to an id that was accepted, one that was saved, one that no one knows
     "nothing": ((200, "accepted"), (200, "saved"), (404, "unknown_receipt")),
     "PostgreSQL": ((200, "accepted"), (200, "saved"), (503, "unreachable")),
     "Redis": ((503, "receipt_log_unreachable"), (200, "saved"), (503, "receipt_log_unreachable")),
     "both": ((503, "unreachable"), (503, "unreachable"), (503, "unreachable")),
+    "the broker": ((200, "accepted"), (200, "saved"), (404, "unknown_receipt")),
 }
 TASK_ANSWERS = {
     "nothing": ((200, "accepted"), (200, None), (404, "unknown_task")),
     "PostgreSQL": ((200, "accepted"), (503, "unreachable"), (503, "unreachable")),
     "Redis": ((503, "receipt_log_unreachable"), (200, None), (503, "receipt_log_unreachable")),
     "both": ((503, "unreachable"), (503, "unreachable"), (503, "unreachable")),
+    "the broker": ((200, "accepted"), (200, None), (404, "unknown_task")),
 }
 pytestmark = pytest.mark.guarantee
 
@@ -64,18 +69,19 @@ class Site:
     restarted: list[ChildProcess]
 
     @contextmanager
-    def redis_killed(self) -> Iterator[None]:
-        """End the receipt log with SIGKILL, and start it again at the end of the block."""
+    def redis_killed(self, role: str = ROLE) -> Iterator[None]:
+        """End the receipt log, or the broker, with SIGKILL, and start it again at the end of the block."""
         home = Home(self.settings.celeriac_home)
-        process = OwnProcess.read(home.pid_file(ROLE))
+        address = self.settings.redis_url if role == ROLE else self.settings.broker_url
+        process = OwnProcess.read(home.pid_file(role))
         assert process is not None
         process.send_signal(signal.SIGKILL)
         assert process.wait(10)
         try:
             yield
         finally:
-            ports = dict.fromkeys(PORTS, 0) | {ROLE: make_url(self.settings.redis_url).port or 0}
-            (program,) = (each for each in embedded_servers(home, ports)[0] if each.role == ROLE)
+            ports = dict.fromkeys(PORTS, 0) | {role: make_url(address).port or 0}
+            (program,) = (each for each in embedded_servers(home, ports)[0] if each.role == role)
             self.restarted.append(program.start(home))
             await_ready(self.restarted[-1:], 20)
 
@@ -94,6 +100,8 @@ class Site:
                 stack.enter_context(postgres_stopped(self.settings))
             if what in ("Redis", "both"):
                 stack.enter_context(self.redis_killed())
+            if what == "the broker":
+                stack.enter_context(self.redis_killed(BROKER_ROLE))
             yield
 
 
@@ -153,6 +161,7 @@ def test_while_postgresql_is_down_accepted_goes_on_for_known_tokens_and_all_is_s
     with postgres_stopped(site.settings):
         receipts += [accept(caller, n, key=f"{n}").json() for n in range(1, 10)]
         receipts += [upload(caller, b"%d" % n, key=f"{n}").json() for n in range(3)]
+        receipts.append(caller.post("/api/workflows/apply?receipt=accepted", json=flow(STORE)).json())
         again = accept(caller, 5, key="5")
         assert (again.status_code, again.json()["duplicate"]) == (200, True)
         assert accept(caller, "other", key="5").status_code == 409
@@ -243,6 +252,54 @@ def test_with_both_silent_a_message_is_answered_503_in_time(site: Site) -> None:
         assert time.monotonic() - started_at < LIMIT_SECONDS
     wait_until(lambda: shown(caller.get(f"/api/receipts/{receipt['id']}")) == (200, "accepted"), "it is found again")
     save_all()
+
+
+@pytest.mark.parametrize("resource", ["receipts", "tasks"])
+def test_with_both_silent_the_status_of_a_message_is_answered_503_in_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch, resource: str
+) -> None:
+    caller = site.callers()
+    receipt = accept(caller, 0).json()
+    monkeypatch.setattr(token_cache, "FRESH_SECONDS", 0.0)  # the ledger is asked about the token, too
+    engine().dispose()  # new connections get no answer
+    with site.silent("postgres"), site.silent(ROLE):
+        started_at = time.monotonic()
+        expect_error(caller.get(f"/api/{resource}/{receipt['id']}"), 503, "unreachable")
+        assert time.monotonic() - started_at < LIMIT_SECONDS
+    wait_until(lambda: shown(caller.get(f"/api/{resource}/{receipt['id']}")) == (200, "accepted"), "it is found again")
+    save_all()
+
+
+def test_an_accepted_id_is_not_unknown_although_the_setting_was_switched_off_before_anything_was_saved(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger has no receipt and no switch. A saver has held the shard, and could not save."""
+    caller = site.callers()
+    receipt = accept(caller, 0).json()
+    with engine().begin() as connection:
+        for table in ("receipt", "receipt_switch", "shard_lease"):
+            connection.execute(sql(f"DELETE FROM ledger.{table}"))
+    begin(kind=kinds.TASKS).end()
+    monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "false")
+    settings.current.cache_clear()
+    with site.down("Redis"):
+        for path in ("receipts", "tasks"):
+            assert shown(caller.get(f"/api/{path}/{receipt['id']}")) == (503, "receipt_log_unreachable")
+    assert shown(caller.get(f"/api/receipts/{receipt['id']}")) == (200, "accepted")
+    save_all()
+    assert shown(caller.get(f"/api/receipts/{receipt['id']}")) == (200, "saved")
+
+
+def test_without_receipts_an_unknown_id_is_unknown_although_redis_is_down(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine().begin() as connection:
+        for table in ("receipt", "receipt_switch", "shard_lease"):
+            connection.execute(sql(f"DELETE FROM ledger.{table}"))
+    monkeypatch.setenv("RECEIPT_TWO_PHASE_ENABLED", "false")
+    settings.current.cache_clear()
+    with site.down("Redis"):
+        assert shown(site.callers().get(f"/api/tasks/{uuid.uuid4()}")) == (404, "unknown_task")
 
 
 def test_a_client_whose_api_process_is_killed_before_it_answers_repeats_its_request_and_has_one_task(

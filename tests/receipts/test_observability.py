@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+import failpoint
 import settings
-from models.engine import engine
-from receipts import stream_metrics
+from models.engine import engine, sessions
+from models.receipts import Level, Switch
+from receipts import chat_messages, stream_metrics
 from receipts.chat_messages import ChatMessage
+from receipts.deliver import deliver_any_shard
 from receipts.save import save_any_shard
 from tasks.recovery.prune import prune
 from tasks.submission.envelope import NewTask
 from tests.outbox.ledger import move
+from tests.receipts.accepting import turn
+from tests.receipts.log_server import LogServer
 from tests.receipts.receiving import Receiving
 from tests.servers import ServersOfTests
 from tests.tasks.command_line import manage
@@ -62,6 +68,40 @@ def test_every_receipt_is_counted_and_the_streams_are_shown(
         "save lags": 4,
         "missed": 4,
     }
+
+
+def test_failures_and_duplicates_are_counted_by_kind(receiving: Receiving) -> None:
+    def counted() -> list[float]:
+        return [value("celeriac_receipt_failures_total", kind=kind) for kind in ("deliver", "save", "duplicate")]
+
+    def failing(place: str, consume: Callable[..., bool]) -> None:
+        failpoint.arm(f"{place}=raise")
+        with pytest.raises(failpoint.FailpointHit):
+            consume(10, until_idle=True)
+        failpoint.arm()
+
+    before = counted()
+    messages = [ChatMessage("ann", "bob", str(number), "hello") for number in range(3)]
+    turn(Switch.DELIVER_BEFORE_SAVED, True)
+    for message in messages:
+        receiving.chat(message)
+    with sessions().begin() as session:
+        assert chat_messages.save_now(session, messages[0], ordered=False).level is Level.SAVED
+    failing("receipts.before_push", deliver_any_shard)
+    assert deliver_any_shard(10, until_idle=True)
+    failing("receipts.before_save", save_any_shard)
+    assert save_any_shard(10, until_idle=True)
+    assert [now - earlier for now, earlier in zip(counted(), before, strict=True)] == [1, 1, 1]
+    assert receiving.is_empty()
+
+
+def test_a_message_that_the_receipt_log_does_not_take_is_a_failure_to_publish(
+    log_server: LogServer, receiving: Receiving
+) -> None:
+    before = value("celeriac_receipt_failures_total", kind="publish")
+    log_server.kill()
+    assert receiving.chat(ChatMessage("ann", "bob", "1", "hello")).level is Level.SAVED
+    assert value("celeriac_receipt_failures_total", kind="publish") == before + 1
 
 
 def test_receipts_shows_shards_and_rejected_messages(receiving: Receiving) -> None:
