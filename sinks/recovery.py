@@ -46,17 +46,20 @@ class Recovered:
     unknown: list[str] = field(default_factory=list)  # prepared in a sink, and not in the ledger
 
 
-def recover(engine: Engine, *, retries_failed: bool = False) -> Recovered:
+def recover(engine: Engine, *, retries_failed: bool = False, only: str | None = None) -> Recovered:
     """Finish every transaction that can be finished now. A sink that does not answer keeps no other one waiting.
 
-    What a sink has refused is tried again only if an operator asks for it (`retries_failed`).
+    What a sink has refused is tried again only if an operator asks for it (`retries_failed`). `only` is the name of the
+    one sink whose transactions are finished; None: all.
     """
     found = Recovered()
-    two_phase = [sink for sink in open_sinks().all() if isinstance(sink, TwoPhaseCommitSink)]
+    chosen = [sink for sink in open_sinks().all() if only in (None, sink.name)]
+    two_phase = [sink for sink in chosen if isinstance(sink, TwoPhaseCommitSink)]
     with engine.begin() as connection:
         if two_phase:
             connection.execute(ABORT_ORPHANS)
-        rows = [row for row in transactions.unfinished(connection) if retries_failed or row.state != "failed"]
+        rows = [row for row in transactions.unfinished(connection) if only in (None, row.sink)]
+    rows = [row for row in rows if retries_failed or row.state != "failed"]
     failpoint("recovery.after_rows")
     for sink in two_phase:
         of_sink = [row for row in rows if row.sink == sink.name]

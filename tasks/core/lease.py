@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.errors import LeaseLost
+from tracing import TracedTask
 
 
 def _cannot_renew() -> None:
@@ -36,6 +37,7 @@ class HeldLease:
     deadline: float  # of `time.monotonic()`; counted from before the last renewal was sent
     hard_limit_at: float | None = None  # of the handler that runs now
     hard_limit_seconds: float = 0.0
+    running: TracedTask | None = None  # the task that the hard limit is about; None for a batch handler
     is_lost: bool = False
     watched: WatchedTask | None = None  # replaced as a whole, because the heartbeat's thread reads it
     renew: Callable[[], None] = _cannot_renew  # the heartbeat's; waits for an unreachable ledger

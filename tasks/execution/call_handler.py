@@ -41,6 +41,7 @@ def call_handler(claim: Claim, handler: Handler, tasks: Sequence[Task], db: Hand
     try:
         if not all(map(_is_readable, tasks)):
             raise UnreadablePayload
+        lease.running = None if handler.many else tasks[0]
         lease.hard_limit_seconds = handler.hard_limit_seconds
         lease.hard_limit_at = started_at + handler.hard_limit_seconds
         note_limit(lease.hard_limit_at, handler.hard_limit_seconds)
@@ -88,6 +89,7 @@ async def call_async_handler(claim: Claim, task: Task, lease: HeldLease) -> Any:
             raise UnreadablePayload
         send_prerun([task])
         is_called = True
+        lease.running = task
         lease.hard_limit_seconds = handler.hard_limit_seconds
         lease.hard_limit_at = started_at + handler.hard_limit_seconds
         async with soft_limit_on_loop(handler.soft_limit_seconds):

@@ -67,7 +67,7 @@ from tasks.core.outcomes import (
 )
 from tasks.core.registry import Handler
 from tasks.core.task import Task
-from tasks.execution.settle_statements import NO_SUCH_CURSOR
+from tasks.execution.settle_statements import COMMIT_REFUSED, NO_SUCH_CURSOR
 from tasks.execution.stopping import what_stops
 from tasks.execution.time_limits import SoftTimeLimit
 from tasks.execution.transaction import TransactionState
@@ -135,9 +135,14 @@ def _is_soft_limit(error: BaseException) -> bool:
 
 
 def _has_ended_transaction(error: BaseException, now: Situation) -> bool:
-    """Return True also if settling found that the transaction is not the one that the handler was given."""
-    is_another = isinstance(error, DBAPIError) and getattr(error.orig, "pgcode", None) == NO_SUCH_CURSOR
-    return is_another or now.transaction is TransactionState.ENDED or isinstance(error, TransactionMisused)
+    """Return True also if settling found another transaction, or if the database has refused a COMMIT of the handler.
+
+    The ORM's own commit leaves the session as after a failed flush, so the state of the transaction does not tell.
+    """
+    is_told = isinstance(error, DBAPIError) and (
+        getattr(error.orig, "pgcode", None) == NO_SUCH_CURSOR or COMMIT_REFUSED in str(error.orig)
+    )
+    return is_told or now.transaction is TransactionState.ENDED or isinstance(error, TransactionMisused)
 
 
 def _decide_ended_transaction(error: BaseException, _now: Situation) -> Outcome:

@@ -35,6 +35,7 @@ from models.ledger_outage import is_outage, wait_for_ledger
 from models.process_singleton import OnePerProcess
 from models.sql import sql
 from tasks.core.lease import HeldLease
+from tracing import TracedTask, batch_fields, task_fields
 
 logger = logging.getLogger(__name__)
 
@@ -107,16 +108,19 @@ class Heartbeat:
             values = {"tokens": list({lease.token for lease in held}), "lease_seconds": self.lease_seconds}
             found: dict[uuid.UUID, bool] = dict(connection.execute(RENEW, values).all())
         metrics.LEASE_RENEWALS_TOTAL.labels("renewed").inc(sum(found.values()))
-        lost = set()
+        lost: dict[uuid.UUID, list[TracedTask]] = {}  # by token: the tasks whose handlers run
         for lease in held:
             if found.get(lease.token):
                 lease.deadline = started_at + self.lease_seconds
             elif lease.token not in found and not lease.is_lost and id(lease) in self._held:  # not settled meanwhile
                 lease.is_lost = True
-                lost.add(lease.token)
-        for token in lost:
+                running = lost.setdefault(lease.token, [])
+                if lease.running is not None and lease.hard_limit_at is not None:
+                    running.append(lease.running)
+        for token, tasks in lost.items():
             metrics.LEASE_RENEWALS_TOTAL.labels("lost").inc()
-            logger.warning("the lease %s is lost", token, extra={"event": "lease_lost"})
+            about = {"event": "lease_lost", **(batch_fields(tasks) if tasks else {})}
+            logger.warning("the lease %s is lost", token, extra=about)
 
     def watch(self) -> None:
         """Interrupt handlers whose task was discarded or taken over by another worker."""
@@ -196,7 +200,10 @@ class Heartbeat:
         for lease in self.held():
             if lease.hard_limit_at and now >= lease.hard_limit_at:
                 reason = process_was_killed(lease.hard_limit_seconds)
-                logger.error(reason, extra={"event": "process_ended_at_hard_limit"})
+                about = {"event": "process_ended_at_hard_limit"}
+                if lease.running is not None:
+                    about |= task_fields("process_ended_at_hard_limit", lease.running)
+                logger.error(reason, extra=about)
                 with self._lock:
                     self._held.pop(id(lease), None)
                 lease.is_lost = True

@@ -82,9 +82,9 @@ TRANSITIONS: Final[dict[type[Outcome], Transition]] = {
 # begin_batch: guard a transaction against a COMMIT by its handler. COMMIT reads a cursor WITH HOLD to its end, and this
 # one cannot be read: until settling has closed the cursor, a COMMIT fails and rolls everything back. After a ROLLBACK
 # by the handler, settling finds no cursor to close and fails, too.
-BEGIN_BATCH: Final = sql("""
-    DECLARE celeriac_batch NO SCROLL CURSOR WITH HOLD FOR
-    SELECT CAST(concat('a handler does not end the transaction that it was given') AS integer)
+COMMIT_REFUSED: Final = "a handler does not end the transaction that it was given"  # in the error of that COMMIT
+BEGIN_BATCH: Final = sql(f"""
+    DECLARE celeriac_batch NO SCROLL CURSOR WITH HOLD FOR SELECT CAST(concat('{COMMIT_REFUSED}') AS integer)
 """)
 NO_SUCH_CURSOR: Final = "34000"
 

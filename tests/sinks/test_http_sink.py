@@ -18,6 +18,7 @@ from sinks.http import KeyedHttp
 from tasks.core.task import Task
 from tests.outbox.publishers.http_cases import Exchange
 from tests.servers import ServersOfTests
+from tests.sinks.places import HttpPlace
 from tests.tasks.deliveries import delivered, handled, submitted
 from tests.tasks.lost_workers import killed, later, reclaim_lost
 from tests.tasks.outside import TYPE, ran, state
@@ -160,7 +161,7 @@ def test_a_refusal_after_an_unconfirmed_request_does_not_say_that_nothing_happen
 
 
 @pytest.mark.guarantee
-@pytest.mark.parametrize("window", ["http.before_post", "http.after_post", "steps.before_keep", "http.after_keep"])
+@pytest.mark.parametrize("window", HttpPlace.windows)
 def test_an_operator_is_told_what_is_known_about_a_killed_worker(
     service: Outside, ledger: ServersOfTests, window: str
 ) -> None:

@@ -20,7 +20,7 @@ from tasks.core.outcomes import Permanent
 from tasks.core.task import Task
 from tests.api.callers import Callers
 from tests.servers import ServersOfTests
-from tests.sinks.places import KeyedPlace, TwoPhasePlace
+from tests.sinks.places import FilesPlace, KeyedPlace, Place, TwoPhasePlace
 from tests.tasks.command_line import manage
 from tests.tasks.deliveries import handled, scalar, submitted
 from tests.tasks.lost_workers import killed, later, reclaim_lost
@@ -87,6 +87,7 @@ def test_show_says_what_a_killed_worker_has_done_in_a_keyed_sink(keyed: KeyedPla
         ("sinks.before_handles", ("not committed", None)),
         ("sinks.after_handles", ("not committed", None)),
         ("two_phase.prepared", ("not committed", None)),
+        ("sinks.after_prepare", ("not committed", None)),
         ("sinks.before_decision", ("not committed", None)),
         ("sinks.before_commit", ("committed", "pending: not visible yet")),
         ("sinks.after_commit", ("committed", "pending: not visible yet")),
@@ -104,6 +105,37 @@ def test_show_says_what_a_killed_worker_has_done_in_a_two_phase_sink(
     if effect[0] == "committed":
         assert shown(id_) == [("committed", "visible")]
     assert two_phase.left_behind() == []
+
+
+NOTHING = ("not committed", None)
+PENDING = ("committed", "pending: not visible yet")
+# the sink, where its worker dies → what an operator reads before recovery, and in the end
+IN_OTHER_SINKS = [
+    *[("files", window, NOTHING, NOTHING) for window in FilesPlace.windows[:5]],
+    *[("files", window, PENDING, ("committed", "visible")) for window in FilesPlace.windows[5:]],
+    *[(name, "ingest.after_effect", NOTHING, NOTHING) for name in ("atomic", "outbox")],
+    *[(name, "ingest.after_settle", ("committed", None), ("committed", None)) for name in ("atomic", "outbox")],
+]
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(("place", "window", "effect", "in_the_end"), IN_OTHER_SINKS, indirect=["place"])
+def test_show_says_what_a_killed_worker_has_done_in_any_other_sink(
+    place: Place,
+    window: str,
+    effect: tuple[str, str | None],
+    in_the_end: tuple[str, str | None],
+    ledger: ServersOfTests,
+) -> None:
+    """For Redis lists and HTTP, see test_redis_list.py and test_http_sink.py."""
+    with handled(TYPE, place.write, transactional=False):
+        (id_,) = submitted(1, TYPE)
+        killed([id_], f"{window}=kill")
+        assert shown(id_) == [effect]
+        reclaim_lost(ledger)
+        assert manage("recover", "--json").code == 0
+    assert shown(id_) == [in_the_end]
+    assert place.left_behind() == []
 
 
 def test_an_effect_is_unknown_while_its_sink_cannot_be_reached_and_known_again_afterwards(

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, create_engine, text
 
 import settings
@@ -24,6 +26,7 @@ from sinks.configuration import open_sinks
 from sinks.recovery import Recovered, recover
 from sinks.two_phase import gid_of
 from tasks.execution.deliver import deliver
+from tasks.operations import installation_metrics
 from tests.servers import ServersOfTests
 from tests.sinks.places import CREATE, TwoPhasePlace
 from tests.sinks.test_conformance import recovered, writing
@@ -128,6 +131,34 @@ def test_two_recoverers_that_have_read_the_same_rows_both_obey_and_the_effect_ha
     delivered([undecided])
     assert [place.count(id_) for id_ in (decided, undecided)] == [1, 1]
     assert place.left_behind() == []
+
+
+def test_unfinished_transactions_and_what_recovery_made_of_them_are_in_the_metrics(
+    place: TwoPhasePlace, ledger: ServersOfTests
+) -> None:
+    def scraped() -> tuple[float, float]:
+        shown = installation_metrics.exposition().decode()
+        families = {family.name: family.samples for family in text_string_to_metric_families(shown)}
+        names = ("celeriac_prepared_transactions", "celeriac_prepared_transaction_oldest_seconds")
+        (number,), (age,) = (families[name] for name in names)
+        return number.value, age.value
+
+    def counted(outcome: str) -> float:
+        labels = {"sink": place.name, "outcome": outcome}
+        return REGISTRY.get_sample_value("celeriac_sink_recovery_total", labels) or 0.0
+
+    outcomes = ("done", "already_done", "unknown_to_ledger")
+    before = [counted(outcome) for outcome in outcomes]
+    assert scraped() == (0, 0)
+    task_that_died(DECIDED)
+    later(ledger, 90)
+    task_that_died("sinks.after_commit")
+    prepare_by_hand(place, gid_of(open_sinks().installation(), uuid.uuid4(), uuid.uuid4(), place.name))
+    number, age = scraped()
+    assert (number, 90 <= age < 120) == (2, True)
+    assert len(recover(engine()).committed) == 2
+    assert [counted(outcome) - earlier for outcome, earlier in zip(outcomes, before, strict=True)] == [1, 1, 1]
+    assert scraped() == (0, 0)
 
 
 def test_a_recoverer_that_dies_after_it_has_obeyed_leaves_the_rest_to_the_next(

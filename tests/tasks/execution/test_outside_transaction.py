@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 import os
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from models.engine import autocommit, engine
 from models.sql import sql
 from tasks import Finish, LeaseLost
 from tasks.core.lease import HeldLease, WatchedTask
+from tasks.core.logs import JSON
 from tasks.core.task import Task
 from tasks.execution.deliver import deliver
 from tasks.execution.heartbeat import heartbeat
@@ -99,21 +104,51 @@ def test_a_handler_that_exceeds_its_soft_limit_cleans_up_and_is_retried() -> Non
     assert (state(id_), cleaned_up) == (("RETRYING", 1, "timeout"), [True])
 
 
-def test_the_hard_limit_ends_the_process_of_a_handler_that_ignores_exceptions(ledger: ServersOfTests) -> None:
-    def endless(_task: Task) -> None:
-        while True:
-            try:
-                time.sleep(5)
-            except Exception:
-                continue
+def ignores_its_limit(_task: Task) -> None:
+    while True:
+        try:
+            time.sleep(5)
+        except Exception:
+            continue
 
-    with handled(TYPE, endless, transactional=False, soft_limit_seconds=0.1, hard_limit_seconds=0.3):
+
+async def ignores_its_limit_on_a_loop(_task: Task) -> None:
+    while True:
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            continue
+
+
+def test_the_hard_limit_ends_the_process_of_a_handler_that_ignores_exceptions(ledger: ServersOfTests) -> None:
+    with handled(TYPE, ignores_its_limit, transactional=False, soft_limit_seconds=0.1, hard_limit_seconds=0.3):
         ids = submitted(1, TYPE)
         _, status = os.waitpid(start_child(lambda: deliver(engine(), ids)), 0)
         assert os.WIFSIGNALED(status)
         assert reclaim_lost(ledger).charged == 1
     assert state(ids[0]) == ("RETRYING", 1, "timeout")
     assert "hard limit of 0.3 s" in task(ids[0])["error_message"]
+
+
+@pytest.mark.parametrize(
+    ("function", "how"),
+    [(ignores_its_limit, {"transactional": False}), (ignores_its_limit_on_a_loop, {"concurrency": 1})],
+)
+def test_the_log_line_about_a_hard_limit_names_the_task(function: Any, how: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def work() -> None:
+        to_file = logging.FileHandler(log)
+        to_file.setFormatter(JSON)
+        logging.getLogger().addHandler(to_file)
+        deliver(engine(), [id_])
+
+    with handled(TYPE, function, soft_limit_seconds=0.1, hard_limit_seconds=0.3, **how):
+        (id_,) = submitted(1, TYPE)
+        os.waitpid(start_child(work), 0)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (line,) = [line for line in lines if line.get("event") == "process_ended_at_hard_limit"]
+    assert (line.get("taskId"), line.get("type"), line.get("traceId")) == (str(id_), TYPE, id_.hex)
 
 
 @pytest.mark.guarantee
