@@ -93,6 +93,16 @@ def task_fields(event: str, task: TracedTask) -> dict[str, Any]:
     return {"event": event, "taskId": str(task.id), "type": task.type, "traceId": task.trace_id}
 
 
+def batch_fields(tasks: Sequence[TracedTask]) -> dict[str, Any]:
+    """Return the fields of a record about tasks of one type and queue."""
+    fields: dict[str, Any] = {"type": tasks[0].type, "queue": tasks[0].queue, "count": len(tasks)}
+    if len(tasks) == 1:
+        fields |= {"taskId": str(tasks[0].id), "traceId": tasks[0].trace_id}
+    fields["taskIds"] = [str(task.id) for task in tasks]
+    fields["traceIds"] = list(dict.fromkeys(task.trace_id for task in tasks))
+    return fields
+
+
 def current_traceparent() -> str | None:
     """Return the trace that a task submitted here belongs to: of the current span, handler or request; or None."""
     if is_on():

@@ -31,9 +31,23 @@ Workers, the relay and the API serve their own metrics on `METRICS_HOST`, each o
 CELERY: Final = """
 ## The names of celery-exporter
 
-With `METRICS_CELERY_NAMES=true` the API also shows `celery_task_succeeded_total`, `celery_task_failed_total` (dead
-tasks), `celery_task_retried_total`, `celery_task_revoked_total` (discarded tasks), `celery_task_runtime` and
-`celery_queue_length`, with the labels `name` (the type) and `queue_name`, so that existing dashboards work.
+With `METRICS_CELERY_NAMES=true` the API also shows the names of
+[celery-exporter](https://github.com/danihodovic/celery-exporter), so that its dashboards work. They choose series by
+the name of the job: give Prometheus a second job `celery-exporter` with the same address.
+
+| | Metrics | Labels |
+|---|---|---|
+| attempts that succeeded, left the task DEAD, are repeated, discarded the task | `celery_task_succeeded_total`, \
+`celery_task_failed_total`, `celery_task_retried_total`, `celery_task_revoked_total` | `name`, `queue_name` |
+| attempts; each is counted when it has ended, so the three are equal | `celery_task_sent_total`, \
+`celery_task_received_total`, `celery_task_started_total` | `name`, `queue_name` |
+| time in the handler | `celery_task_runtime` | `name`, `queue_name` |
+| messages in a queue of the broker | `celery_queue_length` | `queue_name` |
+| workers for tasks, as they are registered in the ledger, and what they run | `celery_worker_up`, \
+`celery_worker_tasks_active` | `hostname` |
+| live workers and their processes | `celery_active_worker_count`, `celery_active_process_count` | `queue_name` |
+
+`name` is the type of a task. There is no label `exception`: `manage.py stats` counts failures by their error code.
 """
 
 

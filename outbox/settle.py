@@ -79,6 +79,8 @@ class Settlement:
         died = self._bury(dead, events)
         self._change("release", lease.release_lease_many, untried, events)
         self._commit()
+        if len(untried) < len(events):
+            _observe(events, seconds)
         delays = [(sent_at - event.waiting_since).total_seconds() for event in events if event.id in acked and sent_at]
         _count(events, "success", len(acked), seconds, delays)
         _count(events, "failure", failed, seconds)
@@ -102,6 +104,7 @@ class Settlement:
             failed = self._retry({probe.id: (UNREACHABLE + error, self._wait_ms(probe, None))}, [probe])
         self._change("release", lease.release_lease_many, [event.id for event in others], events)
         self._commit()
+        _observe(events, seconds)
         _count(events, "failure", failed, seconds)
         _count(events, "dead", died, seconds)
         return 0, failed, died
@@ -251,6 +254,11 @@ class Settlement:
         return max(wait, (retry_after_seconds or 0) * 1000)
 
 
+def _observe(events: Sequence[ClaimedEvent], seconds: float) -> None:
+    """Record the time of one publish in the metrics of this program, whatever its results are."""
+    metrics.PUBLISH_SECONDS.labels(events[0].destination).observe(seconds)
+
+
 def _count(
     events: Sequence[ClaimedEvent],
     result: str,
@@ -263,7 +271,5 @@ def _count(
     `delays` are the times from when each event was due until it was sent.
     """
     if how_many:
-        if seconds is not None:
-            metrics.PUBLISH_SECONDS.labels(events[0].destination).observe(seconds)
         runs = () if seconds is None else (seconds,)
         count(Subject.PUBLISH, result, how_many, queue=events[0].destination, runs=runs, waits=delays)

@@ -53,17 +53,24 @@ def _start_worker(sender: Any, **_: Any) -> None:
     metrics.share_between_processes()
     if port := settings.current().worker_metrics_port:
         metrics.serve(port, settings.current().metrics_host)
-    if os.environ.get("REMAP_SIGTERM") != "SIGQUIT":
-        logger.warning(SIGTERM_WARNING, extra={"event": "sigterm_not_remapped"})
-    logger.info(
-        "leases of this worker are held as %s", WORKER, extra={"event": "worker_started", "worker": WORKER}
-    )  # its children inherit the name
     _child_pids.append(ChildPids())
     _hard_limits.append(HardLimits())
     _channels.append(EventChannel())
     use_channel(_channels[-1])
     _ends.append(WorkerEnd())
     use_worker_end(_ends[-1])
+
+
+@signals.celeryd_after_setup.connect
+def _report_start(**_: Any) -> None:
+    """Log what `_start_worker` cannot: logging is configured only after it."""
+    if os.environ.get("REMAP_SIGTERM") != "SIGQUIT":
+        logger.warning(SIGTERM_WARNING, extra={"event": "sigterm_not_remapped"})
+    logger.info(
+        "The processes of this worker hold leases under names that end with %s.",
+        WORKER,
+        extra={"event": "worker_started", "worker": WORKER},
+    )
 
 
 @signals.worker_ready.connect

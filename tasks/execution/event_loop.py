@@ -20,6 +20,7 @@ import metrics
 from tasks.execution.daemon_threads import DaemonThreads
 from tasks.execution.thread_limits import ThreadLimit
 from tasks.execution.time_limits import SoftTimeLimit
+from tracing import TracedTask, task_fields
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class LoopWatch:
     def __init__(self, loop: asyncio.AbstractEventLoop, type: str) -> None:
         self._loop = loop
         self._type = type
+        self.find_task: Callable[[asyncio.Task[Any]], TracedTask | None] = lambda _: None  # whose handler it runs
         self._alive_at = time.monotonic()
         self._closed = threading.Event()
 
@@ -111,10 +113,11 @@ class LoopWatch:
 
     def _report(self) -> None:
         current = asyncio.current_task(self._loop)
+        task = self.find_task(current) if current else None
         metrics.LOOP_BLOCKED_TOTAL.inc()
         logger.warning(
             "A handler blocks the event loop for more than %g s: %s. Let it await, or use `asyncio.to_thread`.",
             BLOCKED_SECONDS,
             current.get_name() if current else self._type,
-            extra={"event": "loop_blocked", "type": self._type},
+            extra=task_fields("loop_blocked", task) if task else {"event": "loop_blocked", "type": self._type},
         )

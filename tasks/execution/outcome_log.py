@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from tasks.core.logs import OUTCOMES
 from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Retry, Snoozed, Succeeded
 from tasks.core.task import Task
 from tasks.execution.decision import dead_after_last_attempt
-from tracing import task_fields
+from tracing import TracedTask, batch_fields, task_fields
 
 logger = logging.getLogger(OUTCOMES)
+Traced = TypeVar("Traced", bound=TracedTask)
 
 MOST_IDS: Final = 100  # in one record
 EVENTS: Final[dict[type[Any], str]] = {
@@ -41,8 +42,14 @@ def log_outcomes(settled: Mapping[Task, Outcome]) -> None:
         elif logs_batches:
             batches[EVENTS[type(outcome)]].append(task)
     for event, tasks in batches.items():
-        for start in range(0, len(tasks), MOST_IDS):
-            _log_batch(event, tasks[start : start + MOST_IDS])
+        for some in parts(tasks):
+            logger.info("%s: %d of %s", event, len(some), some[0].type, extra={"event": event, **batch_fields(some)})
+
+
+def parts(tasks: Sequence[Traced]) -> Iterator[Sequence[Traced]]:
+    """Yield tasks in parts that fit into one record."""
+    for start in range(0, len(tasks), MOST_IDS):
+        yield tasks[start : start + MOST_IDS]
 
 
 def _log_failure(task: Task, outcome: Outcome) -> None:
@@ -65,12 +72,3 @@ def _log_failure(task: Task, outcome: Outcome) -> None:
         exc_info=failure.raised.error,
         extra=fields,
     )
-
-
-def _log_batch(event: str, tasks: Sequence[Task]) -> None:
-    fields: dict[str, Any] = {"event": event, "type": tasks[0].type, "queue": tasks[0].queue, "count": len(tasks)}
-    if len(tasks) == 1:
-        fields |= {"taskId": str(tasks[0].id), "traceId": tasks[0].trace_id}
-    fields["taskIds"] = [str(task.id) for task in tasks]
-    fields["traceIds"] = list(dict.fromkeys(task.trace_id for task in tasks))
-    logger.info("%s: %d of %s", event, len(tasks), tasks[0].type, extra=fields)

@@ -65,8 +65,9 @@ Refill = Callable[[int], Claim | None]
 def run_async(claim: Claim, refill: Refill | None = None) -> None:
     """Run every task of the claim, and beside them other due tasks. `refill` claims at most so many others."""
     loop = event_loop()
-    with Threads(are_shared=not claim.is_visible) as threads, LoopWatch(loop, claim.handler.type):
+    with Threads(are_shared=not claim.is_visible) as threads, LoopWatch(loop, claim.handler.type) as watch:
         run = AsyncRun(claim, refill, threads)
+        watch.find_task = run.find_task
         driving = loop.create_task(run.drive())
         try:
             interruptible(loop.run_until_complete, driving)
@@ -232,6 +233,10 @@ class AsyncRun:
         self.running[task] = running
         running.coroutine = loop.create_task(self._call(running, given), name=f"{task.type} {task.id}")
         self._note_limit()
+
+    def find_task(self, coroutine: asyncio.Task[Any]) -> Task | None:
+        """Return the task whose handler this coroutine runs. The watch calls it while the loop stands still."""
+        return next((each.task for each in self.running.values() if each.coroutine is coroutine), None)
 
     async def _call(self, running: Running, given: Task) -> None:
         """Call the handler and note what it returned or raised. Only what stops the worker is raised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,8 @@ from sqlalchemy import Connection
 from models.sql import sql
 from outbox.lease_statements import WAITING
 from tasks.core.due_times import DUE_AT, KINDS, OPEN, SINCE, TIME
+from tasks.core.holders import origin_of
+from tasks.core.registered_types import IS_LIVE
 from tasks.operations.backlog import read_backlog_alerts
 
 SEEN_LATELY_SECONDS: Final = 60.0
@@ -62,6 +65,8 @@ WORKERS: Final = sql("""
         AND task_worker.seen_at > (SELECT ledger.ledger_now()) - make_interval(secs => :seconds)
     GROUP BY queue
 """)
+REGISTERED: Final = sql(f"SELECT worker, queues, processes, {IS_LIVE} FROM ledger.task_worker ORDER BY worker")
+RUNNING_BY_HOLDER: Final = sql("SELECT holder, sum(cardinality(task_ids)) FROM ledger.task_lease GROUP BY holder")
 PREPARED: Final = sql("""
     SELECT count(*), CAST(coalesce(extract(epoch FROM (SELECT ledger.ledger_now()) - min(created_at)), 0) AS float8)
     FROM ledger.sink_transaction WHERE state NOT IN ('committed', 'aborted')
@@ -95,18 +100,30 @@ class Gauges:
     backlog_alerts: dict[str, bool]  # by queue
 
 
+@dataclass(frozen=True, slots=True)
+class BusyWorker:
+    """A registered worker, whether it is live, and how many tasks its processes run."""
+
+    worker: str
+    queues: list[str]
+    processes: int
+    is_live: bool
+    running: int
+
+
 def read_gauges(connection: Connection) -> Gauges:
-    """Read all gauges. Queues without due or running tasks are shown with 0, so that a graph has no gaps."""
+    """Read all gauges. Every queue that a worker has registered or that has tasks is in all of them, so that a graph
+    has no gaps, and an alert notices a queue that no worker has ever known."""
+    oldest: dict[str, float] = {queue: max(0.0, age) for queue, age in connection.execute(OLDEST)}
+    running = {queue: int(count) for queue, count in connection.execute(RUNNING)}
     workers: dict[str, int] = dict(connection.execute(WORKERS, {"seconds": SEEN_LATELY_SECONDS}).all())
-    oldest, running = dict.fromkeys(workers, 0.0), dict.fromkeys(workers, 0)
-    oldest.update({queue: max(0.0, age) for queue, age in connection.execute(OLDEST)})
-    running.update({queue: int(count) for queue, count in connection.execute(RUNNING)})
+    queues = sorted({*oldest, *running, *workers})
     unsent, scheduled = connection.execute(EVENTS, {"ceiling": EVENTS_CEILING}).one()
     prepared, oldest_prepared = connection.execute(PREPARED).one()
     return Gauges(
-        oldest,
-        running,
-        workers,
+        {queue: oldest.get(queue, 0.0) for queue in queues},
+        {queue: running.get(queue, 0) for queue in queues},
+        {queue: workers.get(queue, 0) for queue in queues},
         unsent,
         scheduled,
         prepared,
@@ -115,3 +132,14 @@ def read_gauges(connection: Connection) -> Gauges:
         dict(connection.execute(TICKS).all()),
         read_backlog_alerts(connection),
     )
+
+
+def read_busy_workers(connection: Connection) -> list[BusyWorker]:
+    """Return all registered workers. One whose pool reports no size counts as one process."""
+    running: Counter[tuple[str, str]] = Counter()
+    for holder, count in connection.execute(RUNNING_BY_HOLDER):
+        running[origin_of(holder)] += int(count)
+    return [
+        BusyWorker(worker, queues, processes or 1, is_live, running[origin_of(worker)])
+        for worker, queues, processes, is_live in connection.execute(REGISTERED)
+    ]

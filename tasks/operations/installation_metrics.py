@@ -7,6 +7,7 @@ cannot be read because a server does not answer are left out; `celeriac_ledger_u
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
@@ -24,7 +25,7 @@ from tally.histograms import BOUNDS, add
 from tally.subjects import Subject
 from tally.totals import Total, read_totals
 from tasks import broker
-from tasks.operations.gauges import Gauges, read_gauges
+from tasks.operations.gauges import BusyWorker, Gauges, read_busy_workers, read_gauges
 from tasks.operations.metrics_text import Histograms, write_metrics
 
 GROUP: Final = "ingest-workers"
@@ -63,12 +64,17 @@ GAUGES: Final = {
     "celeriac_ledger_unreachable": ("1 if PostgreSQL did not answer during this scrape", ()),
     "celeriac_broker_unreachable": ("1 if the broker did not answer during this scrape", ()),
 }
-# The names of celery-exporter for the same numbers, if METRICS_CELERY_NAMES is set.
-CELERY_COUNTERS: Final = {
-    "celery_task_succeeded": "succeeded",
-    "celery_task_failed": "dead",
-    "celery_task_retried": "retry",
-    "celery_task_revoked": "discarded",
+# The names of celery-exporter for the same numbers, if METRICS_CELERY_NAMES is set: which results each counter adds up.
+# A task is sent, received and started once for each attempt; it is counted when the attempt has ended.
+_ATTEMPTS: Final = ("succeeded", "retry", "dead", "discarded", "snoozed", "released", "lease_lost")
+CELERY_COUNTERS: Final[dict[str, tuple[str, ...]]] = {
+    "celery_task_sent": _ATTEMPTS,
+    "celery_task_received": _ATTEMPTS,
+    "celery_task_started": _ATTEMPTS,
+    "celery_task_succeeded": ("succeeded",),
+    "celery_task_failed": ("dead",),
+    "celery_task_retried": ("retry",),
+    "celery_task_revoked": ("discarded",),
 }
 CELERY_LABELS: Final = ("name", "queue_name")
 _BOUNDS: Final = (*map(floatToGoString, BOUNDS), "+Inf")
@@ -108,6 +114,7 @@ def _collect(asked: Future[dict[str, int] | None], streams: Future[tuple[Samples
         with engine().connect() as connection:
             totals = read_totals(connection)
             gauges = read_gauges(connection)
+            busy = read_busy_workers(connection) if celery_names else []
     except (SQLAlchemyError, CeleriacError) as error:
         if not is_outage(error):
             raise
@@ -119,6 +126,7 @@ def _collect(asked: Future[dict[str, int] | None], streams: Future[tuple[Samples
         yield from _gauges(gauges, streams.result()[1])
         if celery_names:
             yield from _celery_counters(totals)
+            yield from _celery_gauges(busy)
     depths = asked.result()
     yield _gauge("celeriac_broker_unreachable", [((), depths is None)])
     in_queues = [((queue,), depth) for queue, depth in (depths or {}).items()]
@@ -210,14 +218,33 @@ def _gauge(name: str, samples: Samples) -> Metric:
 
 def _celery_counters(totals: Sequence[Total]) -> Iterator[Metric]:
     tasks = [each for each in totals if each.subject is Subject.TASK]
-    for name, result in CELERY_COUNTERS.items():
-        family = CounterMetricFamily(name, f"Tasks with the result {result}", labels=CELERY_LABELS)
+    for name, results in CELERY_COUNTERS.items():
+        family = CounterMetricFamily(name, f"Attempts with the result {' or '.join(results)}", labels=CELERY_LABELS)
+        counted: Counter[tuple[str, str]] = Counter()
         for each in tasks:
-            if each.result == result:
-                family.add_metric([each.type, each.queue], each.count)
+            if each.result in results:
+                counted[each.type, each.queue] += each.count
+        for kind, count in counted.items():
+            family.add_metric(kind, count)
         yield family
     runtime = Histograms("celery_task_runtime", "Time in the handler", CELERY_LABELS)
     times = _summed(((each.type, each.queue), each.run, each.run_seconds) for each in tasks if each.run)
     for labels, (counts, seconds) in times.items():
         runtime.add_metric(labels, _buckets(counts), seconds)
     yield runtime
+
+
+def _celery_gauges(workers: Sequence[BusyWorker]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("celery_worker_up", "1 if a worker was seen lately", labels=["hostname"])
+    active = GaugeMetricFamily("celery_worker_tasks_active", "Tasks that a worker runs", labels=["hostname"])
+    count = GaugeMetricFamily("celery_active_worker_count", "Live workers of a queue", labels=["queue_name"])
+    processes = GaugeMetricFamily("celery_active_process_count", "Their processes", labels=["queue_name"])
+    for each in workers:
+        up.add_metric([each.worker], each.is_live)
+        active.add_metric([each.worker], each.running)
+    live = [each for each in workers if each.is_live]
+    for queue in sorted({queue for each in live for queue in each.queues}):
+        of_queue = [each for each in live if queue in each.queues]
+        count.add_metric([queue], len(of_queue))
+        processes.add_metric([queue], sum(each.processes for each in of_queue))
+    yield from (up, active, count, processes)

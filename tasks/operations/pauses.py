@@ -6,6 +6,8 @@ are not interrupted. With `intake`, the queue takes no new tasks, and those that
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,9 +19,12 @@ from models.driver_values import storable
 from models.errors import CeleriacError
 from models.sql import sql
 from settings import Settings
+from tasks.core import holders
 from tasks.core.registered_types import registered_queues
 from tasks.core.wakeups import Woken
 from tasks.operations.rebuild_broker import wake_all_due
+
+logger = logging.getLogger(__name__)
 
 REASON_LIMIT: Final = 500
 
@@ -68,15 +73,24 @@ def pause_queue(
     values = {"queue": queue, "intake": intake, "reason": reason and storable(reason[:REASON_LIMIT]), "actor": actor}
     with engine.begin() as connection:
         require_queue(connection, settings, queue)
-        return QueuePause(*connection.execute(PAUSE, values).one())
+        paused = QueuePause(*connection.execute(PAUSE, values).one())
+    details = {"event": "queue_paused", "queue": queue, "intake": intake, "actor": actor}
+    logger.info("%s has paused the %s %s: %s", actor, _part(paused), queue, paused.reason, extra=details)
+    return paused
 
 
-def resume_queue(engine: Engine, settings: Settings, queue: str, *, intake_only: bool = False) -> list[QueuePause]:
+def resume_queue(
+    engine: Engine, settings: Settings, queue: str, *, intake_only: bool = False, actor: str | None = None
+) -> list[QueuePause]:
     """End the pauses of a queue, or only that of its intake; return them. `wake_resumed` must follow."""
+    actor = actor or holders.actor()
     with engine.begin() as connection:
         require_queue(connection, settings, queue)
-        found = connection.execute(RESUME, {"queue": queue, "intake_only": intake_only}).all()
-    return [QueuePause(*row) for row in found]
+        ended = [QueuePause(*row) for row in connection.execute(RESUME, {"queue": queue, "intake_only": intake_only})]
+    for pause in ended:
+        details = {"event": "queue_resumed", "queue": queue, "intake": pause.intake, "actor": actor}
+        logger.info("%s has resumed the %s %s, paused by %s", actor, _part(pause), queue, pause.actor, extra=details)
+    return ended
 
 
 def wake_resumed(engine: Engine, ended: list[QueuePause]) -> Iterator[Woken]:
@@ -89,8 +103,22 @@ def wake_resumed(engine: Engine, ended: list[QueuePause]) -> Iterator[Woken]:
             yield from wake_all_due(engine, queue=pause.queue)
 
 
+def wake_resumed_in_thread(engine: Engine, ended: list[QueuePause]) -> None:
+    """Do the same in a thread, because waking a million tasks takes longer than a request may."""
+
+    def wake() -> None:
+        for _ in wake_resumed(engine, ended):
+            pass
+
+    threading.Thread(target=wake, name="wake-resumed", daemon=True).start()
+
+
 def read_pauses(connection: Connection) -> list[QueuePause]:
     return [QueuePause(*row) for row in connection.execute(PAUSES)]
+
+
+def _part(pause: QueuePause) -> str:
+    return "intake of the queue" if pause.intake else "queue"
 
 
 def require_queue(connection: Connection, settings: Settings, queue: str) -> None:

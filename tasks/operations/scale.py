@@ -7,6 +7,7 @@ largest target among the queues that it consumes counts; a backlog may raise the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,8 @@ from models.sql import sql
 from settings import Settings
 from tasks.core.registered_types import IS_LIVE
 from tasks.operations.pauses import require_queue
+
+logger = logging.getLogger(__name__)
 
 MOST_PROCESSES: Final = 128
 
@@ -63,6 +66,9 @@ def set_scale(engine: Engine, settings: Settings, queue: str, processes: int | N
             connection.execute(RESET, {"queue": queue})
         else:
             connection.execute(SET, {"queue": queue, "processes": processes, "actor": actor})
+    details = {"event": "queue_scaled", "queue": queue, "processes": processes, "actor": actor}
+    number = "as it was started" if processes is None else str(processes)
+    logger.info("Processes of each worker of %s, set by %s: %s", queue, actor, number, extra=details)
 
 
 def report_size(engine: Engine, *, worker: str, queues: Collection[str], processes: int) -> int | None:

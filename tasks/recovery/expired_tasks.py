@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from typing import Final
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -27,6 +30,8 @@ from tasks.core.holders import actor
 from tasks.core.registered_types import registered_limits
 from tasks.core.registry import handlers
 from tasks.execution.limits import wake_waiting
+from tasks.execution.outcome_log import parts
+from tracing import TRACEPARENT, batch_fields, trace_id_of, traceparent_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +43,32 @@ REASON: Final = "it expired before it started"
 DISCARD_EXPIRED: Final = sql(f"""
     WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
     held AS MATERIALIZED (
-        SELECT id, status, queue, type FROM ledger.ingest_task
+        SELECT id, status, queue, type, context FROM ledger.ingest_task
         WHERE status = 'QUEUED' AND expires_at <= (SELECT at FROM clock)
         ORDER BY expires_at LIMIT :batch FOR NO KEY UPDATE SKIP LOCKED),
     {DISCARD_HELD}
-    SELECT (SELECT jsonb_agg(jsonb_build_array(id, queue, type)) FROM held) AS discarded, ours FROM wakeups
+    SELECT (SELECT jsonb_agg(jsonb_build_array(
+                queue, type, id, context -> '{TRACEPARENT}', context -> 'traceId')) FROM held) AS discarded, ours
+    FROM wakeups
 """)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredTask:
+    """What the log says about a task that has expired."""
+
+    id: uuid.UUID
+    type: str
+    queue: str
+    context: Mapping[str, Any]  # only the fields that name its trace
+
+    @property
+    def traceparent(self) -> str:
+        return traceparent_of(self.id, self.context)
+
+    @property
+    def trace_id(self) -> str:
+        return trace_id_of(self.id, self.context)
 
 
 def discard_expired(engine: Engine, settings: Settings, *, budget_seconds: float = BUDGET_SECONDS) -> int:
@@ -63,15 +88,20 @@ def _discard_page(engine: Engine, settings: Settings) -> int:
         if not row.discarded:
             return 0
         wakeups.publish_after_commit(db, row.ours)
-        kinds = Counter((queue, type_) for _, queue, type_ in row.discarded)
+        expired: dict[tuple[str, str], list[ExpiredTask]] = defaultdict(list)
+        for queue, type_, id_, traceparent, trace_id in row.discarded:
+            context = {TRACEPARENT: traceparent, "traceId": trace_id}
+            expired[queue, type_].append(ExpiredTask(uuid.UUID(id_), type_, queue, context))
         counted = {
-            Counted(Subject.TASK, "discarded", queue, type_): Sums.of(number)
-            for (queue, type_), number in kinds.items()
+            Counted(Subject.TASK, "discarded", queue, type_): Sums.of(len(tasks))
+            for (queue, type_), tasks in expired.items()
         }
         db.execute(APPEND, append_values(counted))
-        wake_waiting(db, [id_ for id_, _, _ in row.discarded], limits=registered_limits(db.connection()))
+        ids = [task.id for tasks in expired.values() for task in tasks]
+        wake_waiting(db, ids, limits=registered_limits(db.connection()))
         db.commit()
-    for (queue, type_), number in kinds.items():
-        fields = {"event": "tasks_expired", "type": type_, "queue": queue, "count": number}
-        logger.info("Expired before they started: %d of %s", number, type_, extra=fields)
-    return len(row.discarded)
+    for (_, type_), tasks in expired.items():
+        for some in parts(tasks):
+            fields = {"event": "tasks_expired", **batch_fields(some)}
+            logger.info("Expired before they started: %d of %s", len(some), type_, extra=fields)
+    return len(ids)

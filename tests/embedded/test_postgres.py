@@ -106,6 +106,22 @@ def test_sql_that_names_no_schema_reaches_the_ledger(shared_database: str) -> No
     assert query(shared_database, "SELECT id, status FROM ingest_task") == [(id_, "QUEUED")]
 
 
+def test_the_statements_of_the_source_document_run_as_they_are_written(shared_database: str) -> None:
+    """Those of its two walk-throughs, with their spelling; only the id is another one."""
+    ((id_,),) = query(shared_database, "SELECT ingest_submit('t', '{}')")
+    task = "SELECT id,status,attempt_count,next_retry_at,last_error,updated_at FROM ingest_task WHERE id='...'"
+    ((found, status, attempts, due, error, _),) = query(shared_database, task.replace("...", id_))
+    assert (found, status, attempts, due, error) == (id_, "QUEUED", 0, None, None)
+    history = "SELECT * FROM ingest_task_transition WHERE task_id='...' ORDER BY id"
+    assert len(query(shared_database, history.replace("...", id_))) == 1
+    events = """SELECT id,status,attempt_count,next_retry_at,last_error,created_at,sent_at
+FROM outbox_event
+ORDER BY created_at DESC
+LIMIT 20;"""
+    ((_, status, attempts, due, error, _, sent_at),) = query(shared_database, events)
+    assert (status, attempts, due, error, sent_at) == ("NEW", 0, None, None, None)
+
+
 def test_tables_of_the_application_are_created_outside_the_ledgers_schema(shared_database: str) -> None:
     query(shared_database, "CREATE TABLE mine (id bigint PRIMARY KEY)")
     schema = "SELECT schemaname FROM pg_tables WHERE tablename = 'mine'"

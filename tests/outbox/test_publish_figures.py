@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import REGISTRY
 from sqlalchemy import event
 
 from models.engine import engine
 from outbox import relay as relay_module
 from outbox.lease import ClaimedEvent
-from outbox.publishers.contract import DestinationDown, Failed, Refused, Result, Sent
+from outbox.publishers.contract import DestinationDown, Failed, NotTried, Refused, Result, Sent
 from outbox.relay import Relay
 from tally.counts import counts
 from tally.fold import fold
@@ -70,6 +71,26 @@ def test_each_result_has_the_time_of_the_send_alone_and_events_their_delay(
     delivered = found["shop", "success"]
     assert sum(delivered.wait) == 2
     assert 200 <= delivered.wait_seconds < 300
+
+
+def test_a_program_counts_each_publish_once_however_its_events_end(relay: Relay, clock: Clock) -> None:
+    def answer(_event: ClaimedEvent) -> Result:
+        clock.now += SEND_SECONDS
+        return results.pop(0)
+
+    def of_program(name: str) -> float:
+        labels = {"destination": "once"}
+        return REGISTRY.get_sample_value(f"celeriac_process_publish_seconds_{name}", labels) or 0.0
+
+    scripted(relay, "once", answer)
+    results: list[Result] = [Sent(), Failed("no"), Refused("never")]
+    insert("once", 3)
+    relay.tick(budget_seconds=1e6)
+    assert (of_program("count"), of_program("sum")) == (1, 3 * SEND_SECONDS)
+    results = [NotTried()]
+    insert("once")
+    relay.tick(budget_seconds=0)
+    assert of_program("count") == 1, "nothing was published"
 
 
 def test_a_publish_to_an_unreachable_destination_is_a_failure_with_its_time(relay: Relay, clock: Clock) -> None:

@@ -5,6 +5,8 @@ The module starts all programs at once: each takes seconds, and beat's first tic
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -79,10 +81,11 @@ def workers(nodes: SharedNodes, tmp_path_factory: pytest.TempPathFactory) -> Ite
     running = {
         name: WorkerNode(
             tmp_path_factory.mktemp("worker"),
-            *("-n", f"sigterm{number}@%h", "-c", "1", "-l", "WARNING", "--without-gossip", "--without-mingle"),
+            *("-n", f"sigterm{number}@%h", "-c", "1", "-l", "INFO", "--without-gossip", "--without-mingle"),
             BROKER_URL=f"{server}/{number}",
             CELERIAC_HOME=str(nodes.ledger.path),
             WORKER_RUN_TICKS="false",
+            LOG_FORMAT="json",
             **variables,
         ).process
         for number, (name, (variables, _)) in enumerate(SIGTERMS.items(), start=len(BEATS) + 1)
@@ -133,6 +136,23 @@ def test_a_worker_warns_only_if_sigterm_would_wait_for_its_handlers(
     _, warns = SIGTERMS[name]
     workers[name].await_ready()
     assert workers[name].logs().decode().count(SIGTERM_WARNING) == warns
+    assert len(_logged(workers[name], "sigterm_not_remapped")) == warns
+
+
+@pytest.mark.parametrize("name", SIGTERMS)
+def test_a_worker_logs_the_name_under_which_it_holds_leases(name: str, workers: dict[str, LocalProcess]) -> None:
+    """The holder of a lease in the ledger can then be found in the logs of the worker."""
+    workers[name].await_ready()
+    (started,) = _logged(workers[name], "worker_started")
+    assert started["message"].endswith(f" end with {started['worker']}.")
+    assert re.fullmatch("[0-9a-f]{6}", started["worker"]), "see `holder_of`"
+
+
+def _logged(worker: LocalProcess, event: str) -> list[dict[str, Any]]:
+    """Return the JSON log lines that have this event."""
+    lines = worker.logs().decode().splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return [each for each in found if each.get("event") == event]
 
 
 def _first_message(queue: str, beat: LocalProcess) -> Any:

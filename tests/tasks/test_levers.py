@@ -148,6 +148,16 @@ def test_an_operator_scales_and_pauses_a_queue_that_is_too_long_and_every_task_r
     submit(caller, 2)
     wait_until(lambda: rows() == [("SUCCEEDED", 0)] * 11, "the process that is left runs tasks")
 
+    caller.post("/internal/workers/scale", json={})
+    set_gate(is_open=False)
+    submit(caller, 5)
+    assert ticks.run("reclaim")["backlogAlerts"] == 1
+    wait_until(lambda: sizes(caller, but=before) == [2], "the alert alone has added a process")
+    set_gate(is_open=True)
+    wait_until(lambda: rows() == [("SUCCEEDED", 0)] * 16, "the backlog is gone")
+    assert ticks.run("reclaim")["backlogAlerts"] == 1
+    wait_until(lambda: sizes(caller, but=before) == [1], "the end of the alert has taken it away again")
+
 
 def test_a_queue_that_is_too_long_refuses_tasks_until_its_worker_has_caught_up_and_the_pager_is_told(
     caller: Caller, start: Any, servers: settings.Settings, monkeypatch: pytest.MonkeyPatch

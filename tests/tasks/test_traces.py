@@ -219,6 +219,26 @@ def test_spans_of_submit_publish_and_run_are_linked_and_follow_the_messaging_con
     }
 
 
+def test_the_messaging_system_of_a_span_is_the_broker_in_use(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sent_with(variables: dict[str, str]) -> list[Any]:
+        spans.clear()
+        with monkeypatch.context() as changed:
+            for name, value in variables.items():
+                changed.setenv(name, value)
+            current.cache_clear()
+            with sessions()() as session:
+                submit(session, "test.insert")
+                session.rollback()
+        current.cache_clear()
+        return [attributes(span)["messaging.system"] for span in named(spans, "apply_async/test.insert")]
+
+    assert sent_with({}) == ["redis"]
+    assert sent_with({"BROKER_URL": "amqp://127.0.0.1:1//"}) == ["rabbitmq"]
+    assert sent_with({"INGEST_QUEUE": "kafka", "KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}) == ["kafka"]
+
+
 def test_a_given_traceparent_is_the_parent_of_the_run_and_a_failure_has_its_code(spans: InMemorySpanExporter) -> None:
     def fail(_task: Task, _db: Any) -> None:
         raise Permanent("no")

@@ -71,6 +71,7 @@ def test_a_handler_that_blocks_the_loop_is_reported_and_its_neighbours_keep_leas
     assert blocked._value.get() == before + 1
     (line,) = [record for record in caplog.records if getattr(record, "event", "") == "loop_blocked"]
     assert str(ids[0]) in line.getMessage()
+    assert (line.__dict__["taskId"], line.__dict__["traceId"]) == (str(ids[0]), ids[0].hex)
     assert audits() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,6 +41,7 @@ from tests.tasks.work import OnPurpose, effects, rows, task, transitions, wakeup
 
 pytestmark = pytest.mark.usefixtures("ledger", "known_handlers")
 
+GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 HOUR = timedelta(hours=1)
 PAST = "expires_at = ledger.ledger_now() - interval '1 second'"
 
@@ -119,6 +121,19 @@ def test_more_expired_tasks_than_fit_on_one_page_are_discarded(monkeypatch: pyte
     expired(5)
     assert discard_all() == 5
     assert rows("status") == [("DISCARDED",)] * 5
+
+
+def test_expired_tasks_are_logged_once_with_their_ids_and_traces(caplog: pytest.LogCaptureFixture) -> None:
+    (traced,), plain = expired(context={"traceparent": GIVEN}), expired(150)
+    caplog.set_level(logging.INFO)
+    discard_all()
+    records: list[Any] = [record for record in caplog.records if getattr(record, "event", "") == "tasks_expired"]
+    assert [record.count for record in records] == [100, 51]
+    assert {record.type for record in records} == {"test.insert"}
+    ids = [id_ for record in records for id_ in record.taskIds]
+    assert sorted(ids) == sorted(str(id_) for id_ in [traced, *plain])
+    traces = {trace for record in records for trace in record.traceIds}
+    assert traces == {GIVEN[3:35], *(id_.hex for id_ in plain)}
 
 
 def test_an_expired_task_frees_its_partition_key_and_sends_its_notification(monkeypatch: pytest.MonkeyPatch) -> None:

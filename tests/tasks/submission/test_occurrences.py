@@ -12,12 +12,14 @@ from models.engine import engine
 from models.sql import sql
 from tasks import submit, ticks
 from tasks.core.registered_types import LIVE_SECONDS
+from tasks.operations.schedules import ScheduleState, list_schedules
 from tasks.submission import occurrences
 from tasks.submission.occurrences import Ticked, submit_due
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import raising, statements
 from tests.tasks.lost_workers import start_child
+from tests.tasks.pausing import pause, resume
 from tests.tasks.schedules import next_at, periods, renew, row, scheduled, set_clock
 from tests.tasks.work import rows
 
@@ -184,6 +186,23 @@ def test_a_schedule_that_cannot_be_submitted_says_why_stays_due_and_does_not_sto
     assert len(caplog.records) == 2
     scheduled("test.a", name="another:4")
     assert (tick(), row("test.a")["error"], periods("test.a")) == (1, None, ["2026-11-18T08:00:00Z"])
+
+
+def test_a_schedule_whose_queue_takes_no_new_tasks_catches_up_when_it_does_again(ledger: ServersOfTests) -> None:
+    set_clock(ledger, "2026-11-18 07:59:30")
+    worker = scheduled(catch_up="all")
+    pause(intake=True, reason="a move")
+    for _ in range(2):
+        move(ledger, 3600)
+        renew(worker)
+        assert submit_due(engine()) == Ticked(0, 1)
+    with engine().connect() as connection:
+        (shown,) = list_schedules(connection)
+    assert shown.state is ScheduleState.FAILING
+    assert "op@here has paused its intake: a move" in (shown.error or "")
+    resume()
+    assert (tick(), row()["error"]) == (2, None)
+    assert periods() == ["2026-11-18T08:00:00Z", "2026-11-18T09:00:00Z"]
 
 
 def test_an_outage_of_the_ledger_fails_the_tick_instead_of_being_blamed_on_a_schedule(
