@@ -7,6 +7,7 @@ those of FastAPI, which load scripts from elsewhere, are off.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -35,6 +36,7 @@ from api import (
 )
 from api.authorization import RequireToken, authenticate_express, require_scopes_on_all_routes
 from api.body_limit import BodyLimit, OneLength
+from api.bulk_threads import BulkThreads
 from api.documented import Answer, documented
 from api.error_middleware import ErrorMiddleware
 from api.errors import handle_error, response_to
@@ -66,10 +68,11 @@ async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
     await receiving.check_log()
     if port := settings.current().api_metrics_port:
         metrics.serve(port, settings.current().metrics_host)
-    ticks = TickThread()
-    ticks.start()
+    background = (TickThread(), BulkThreads())
+    for each in background:
+        each.start()
     yield
-    await ticks.stop()
+    await asyncio.gather(*(each.stop() for each in background))
     await receiving.close()
 
 

@@ -8,11 +8,11 @@ token with `documents:read` finds them, and none can change them.
 from __future__ import annotations
 
 import uuid
-from functools import partial
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
-from starlette.datastructures import UploadFile
+from sqlalchemy import Connection
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 import documents
@@ -41,6 +41,7 @@ from models.engine import engine, sessions
 from models.errors import Misuse
 from tasks.operations import task_details
 from tasks.operations.listing import Cursor, UnknownTask
+from tasks.operations.task_details import StoredTask
 from tasks.submission.submit import Submitted
 
 UPLOAD: Final = "/api/knowledge/documents/upload-async"
@@ -82,19 +83,14 @@ def upload_limit() -> int:
 async def upload_async(request: Request, token: Writer, receipt: WantedReceipt | None = None) -> JsonResponse:
     """Store the document and submit a task that reads it. The same file under the same name is stored once."""
     async with request.form(max_files=1, max_fields=10) as form:
-        file = form.get("file")
-        if not isinstance(file, UploadFile) or not file.filename:
-            raise Misuse(NO_FILE)
-        name, content = file.filename, await file.read()
-        media_type = None if file.content_type == UNKNOWN_TYPE else file.content_type
+        name, content, media_type = await read_file(form)
     if receipt is not None:
         given = Upload.of(token.name, name, content, media_type, read_idempotency_key(request))
         if receipt is WantedReceipt.ACCEPTED:
             documents.check_upload(name, content)
             return receipt_response(await receiving().document(given))
         return receipt_response(await receiving().save_document(given, ordered=True))
-    upload = partial(_upload, token, name, content, media_type)
-    submitted = await call_ledger(upload, more_seconds=len(content) / STORED_BYTES_PER_SECOND)
+    submitted = await upload(token, name, content, media_type)
     return answer_submitted(submitted, location="/api/knowledge/tasks/")
 
 
@@ -139,11 +135,7 @@ async def read_task(task_id: str, token: Follower) -> JsonResponse:
 
     def read(id_: uuid.UUID) -> JsonResponse:
         with engine().connect() as connection:
-            task = task_details.read_task(connection, id_)
-        is_visible = sees_all(token) or task.context.get(PRINCIPAL, token.name) == token.name
-        if task.type != TYPE or not is_visible:
-            raise UnknownTask(task.task_id)
-        return JsonResponse(show_task(task, token))
+            return JsonResponse(show_task(read_upload(connection, token, id_), token))
 
     return await read_or_show_unsaved(token, parse_task_id(task_id), read)
 
@@ -163,6 +155,29 @@ async def search(
     return JsonResponse({"hits": [camel(hit) for hit in await call_ledger(find)]})
 
 
-def _upload(token: Token, name: str, content: bytes, media_type: str | None) -> Submitted:
-    with sessions().begin() as session:
-        return documents.upload(session, name=name, content=content, media_type=media_type, principal=token.name)
+async def read_file(form: FormData) -> tuple[str, bytes, str | None]:
+    """Return name, content and media type of the file in a form; raise Misuse if there is none."""
+    file = form.get("file")
+    if not isinstance(file, UploadFile) or not file.filename:
+        raise Misuse(NO_FILE)
+    media_type = None if file.content_type == UNKNOWN_TYPE else file.content_type
+    return file.filename, await file.read(), media_type
+
+
+async def upload(token: Token, name: str, content: bytes, media_type: str | None) -> Submitted:
+    """Store a document of the token's principal and submit its task."""
+
+    def store() -> Submitted:
+        with sessions().begin() as session:
+            return documents.upload(session, name=name, content=content, media_type=media_type, principal=token.name)
+
+    return await call_ledger(store, more_seconds=len(content) / STORED_BYTES_PER_SECOND)
+
+
+def read_upload(connection: Connection, token: Token, task_id: uuid.UUID) -> StoredTask:
+    """Return the task of an upload, or raise UnknownTask if there is none or the token may not see it."""
+    task = task_details.read_task(connection, task_id)
+    is_visible = sees_all(token) or task.context.get(PRINCIPAL, token.name) == token.name
+    if task.type != TYPE or not is_visible:
+        raise UnknownTask(task.task_id)
+    return task

@@ -110,12 +110,12 @@ async def pause(queue: str, request: Request, token: Operator) -> JsonResponse:
     "/queues/{queue}/resume",
     **documented("Resume a queue", body=Body(Resume, {"both": {}}, is_required=False), answers=RESUMED, errors=[404]),
 )
-async def resume(queue: str, request: Request, _token: Operator) -> JsonResponse:
+async def resume(queue: str, request: Request, token: Operator) -> JsonResponse:
     """End the pauses. Waking a million tasks takes longer than a request may, so a thread does it."""
     given = read_body(await request.body(), Resume)
 
     def write() -> list[QueuePause]:
-        return resume_queue(engine(), settings.current(), queue, intake_only=given.intake)
+        return resume_queue(engine(), settings.current(), queue, intake_only=given.intake, actor=actor_of(token))
 
     ended = await call_ledger(write)
     threading.Thread(target=_wake, args=(ended,), name="wake-resumed", daemon=True).start()

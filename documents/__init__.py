@@ -18,7 +18,10 @@ from documents.store import (
     ListedDocument,
     UnknownDocument,
     check_upload,
+    find_document,
     list_documents,
+    read_chunks,
+    task_key,
     upload,
 )
 
@@ -30,7 +33,10 @@ __all__ = [
     "UnknownDocument",
     "check_upload",
     "delete",
+    "find_document",
     "list_documents",
+    "read_chunks",
     "search",
+    "task_key",
     "upload",
 ]

@@ -62,17 +62,24 @@ ADD_CHUNKS: Final = sql("""
     SELECT :id, place - 1, text FROM unnest(CAST(:texts AS text[])) WITH ORDINALITY AS given(text, place)
 """)
 
-# list: newest change first. The task of the current revision is found by its id, which its idempotency key determines.
-LIST: Final = sql("""
+# The documents that match a condition, with the task of the current revision, which its idempotency key determines.
+_LISTED: Final = """
     SELECT page.id, name, revision, size_bytes, media_type, chunks, task.status, page.updated_at,
            nullif(principal, '')
     FROM (SELECT id, principal, name, revision, size_bytes, media_type, updated_at FROM ledger.document
-          WHERE (updated_at, id) < (:before_at, :before_id)
-            AND (CAST(:visible_to AS text) IS NULL OR principal IN ('', :visible_to))
+          WHERE {condition} AND (CAST(:visible_to AS text) IS NULL OR principal IN ('', :visible_to))
           ORDER BY updated_at DESC, id DESC LIMIT :limit) AS page
     CROSS JOIN LATERAL (SELECT count(*) AS chunks FROM ledger.document_chunk WHERE document_id = page.id) AS counted
     LEFT JOIN ledger.ingest_task AS task ON task.id = ledger.ingest_task_id(:type, page.id || ' ' || revision)
     ORDER BY page.updated_at DESC, page.id DESC
+"""
+# list: newest change first.
+LIST: Final = sql(_LISTED.format(condition="(updated_at, id) < (:before_at, :before_id)"))
+FIND_LISTED: Final = sql(_LISTED.format(condition="id = :id"))
+# chunks: the text of a document, from a position on.
+CHUNKS: Final = sql("""
+    SELECT position, text FROM ledger.document_chunk WHERE document_id = :id AND position >= :first
+    ORDER BY position LIMIT :limit
 """)
 
 # lock: in the order of the names, so that two deletions cannot deadlock.
@@ -207,6 +214,26 @@ def list_documents(
     return [ListedDocument(*row) for row in connection_of(connection).execute(LIST, values)]
 
 
+def find_document(connection: Db, document_id: uuid.UUID, *, visible_to: str | None = None) -> ListedDocument:
+    """Return one document without its content, or raise `UnknownDocument`."""
+    values = {"type": TYPE, "id": document_id, "limit": 1, "visible_to": visible_to}
+    row = connection_of(connection).execute(FIND_LISTED, values).first()
+    if row is None:
+        raise UnknownDocument
+    return ListedDocument(*row)
+
+
+def read_chunks(connection: Db, document_id: uuid.UUID, *, first: int, limit: int) -> list[tuple[int, str]]:
+    """Return chunks of a document with their positions, from the position `first` on."""
+    values = {"id": document_id, "first": first, "limit": limit}
+    return [(position, text) for position, text in connection_of(connection).execute(CHUNKS, values)]
+
+
+def task_key(document_id: uuid.UUID, revision: int) -> str:
+    """Return the idempotency key of the task that makes a revision searchable."""
+    return f"{document_id} {revision}"
+
+
 def lock_documents(connection: Db, names: Collection[str], *, principal: str = "") -> dict[uuid.UUID, str]:
     """Lock documents and return their names by id, or raise `UnknownDocument` with the names that do not exist."""
     possible = [name for name in names if not NOT_STORABLE.search(name)]
@@ -247,4 +274,4 @@ def check_upload(name: str, content: bytes) -> None:
 def _submit(session: Db, document_id: uuid.UUID, revision: int, principal: str) -> Submitted:
     payload = {"documentId": str(document_id), "revision": revision}
     context = {"principal": principal} if principal else {}
-    return submit(session, TYPE, payload, key=f"{document_id} {revision}", context=context)
+    return submit(session, TYPE, payload, key=task_key(document_id, revision), context=context)

@@ -81,6 +81,9 @@ class OutboxEvent(Base):
 class OutboxAudit(Base):
     """The result of one attempt to send: an `outbox_flush_*` code. An error of a whole claim has no event."""
 
+    # Lists the lost leases, the latest first, among the entries of all events that were sent.
+    __table_args__ = (Index("ix_outbox_audit_refused", "id", postgresql_where=text("code = 'outbox_flush_conflict'")),)
+
     id: Mapped[Number]
     outbox_id: Mapped[int | None] = mapped_column(BigInteger, index=True)  # reads or prunes the audit of one event
     code: Mapped[str]

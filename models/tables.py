@@ -2,9 +2,11 @@
 
 from models import (  # noqa: F401
     api_tokens,
+    bulk_actions,
     chats,
     clock,
     console,
+    dead_mutes,
     documents,
     limits,
     outbox,

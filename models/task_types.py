@@ -54,5 +54,6 @@ class TaskWorker(Base):
     types: Mapped[list[str]]
     processes: Mapped[int | None]  # of its pool; None if the number cannot be changed while it runs
     topic: Mapped[str | None]  # of Kafka, from which its wake-ups come; null: from Celery's queues
+    version: Mapped[str | None]  # of Celery and of Python
     started_at: Mapped[Stamp]
     seen_at: Mapped[Stamp]

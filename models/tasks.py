@@ -44,13 +44,21 @@ _KEYED_AND_UNFINISHED: Final = text("partition_key IS NOT NULL AND status NOT IN
 _PRINCIPAL: Final = text("(context ->> 'principal')")
 _CHANGED_AT: Final = text("COALESCE(finished_at, updated_at)")
 _HAS_PRINCIPAL: Final = text("context ->> 'principal' IS NOT NULL AND status <> 'RUNNING'")
-# Errors that differ only in numbers, ids and quoted words have the same one. As PostgreSQL prints it.
-_FINGERPRINT: Final = r"""
+# What may vary between two errors of one kind: a UUID as a whole, because some of its groups may have no digit; numbers
+# and hexadecimal ids; quoted words. An apostrophe within a word does not begin a quotation.
+_VARYING: Final = "|".join(
+    (
+        "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+        "[0-9a-fA-F]*[0-9][0-9a-fA-F]*([.,][0-9]+)*",
+        '"[^"]*"',
+        r"(?<!\w)''[^'']*''",
+    )
+)
+# Errors that differ only in that have the same fingerprint. As PostgreSQL prints it.
+_FINGERPRINT: Final = f"""
 CASE
     WHEN (error_message IS NOT NULL) THEN to_hex(hashtextextended(((COALESCE(error_code, ''::text) || ' '::text)
-        || regexp_replace(error_message,
-            '[0-9a-fA-F]*[0-9][0-9a-fA-F]*|"[^"]*"|''[^'']*'''::text, '#'::text, 'g'::text)),
-        (0)::bigint))
+        || regexp_replace(error_message, '{_VARYING}'::text, '#'::text, 'g'::text)), (0)::bigint))
     ELSE NULL::text
 END"""
 KEY_SEQ: Final = Sequence("ingest_task_key_seq", metadata=Base.metadata)
@@ -123,6 +131,9 @@ class IngestTask(Base):
         Index("ix_ingest_task_principal", _PRINCIPAL, _CHANGED_AT, "id", postgresql_where=_HAS_PRINCIPAL),
         # Pruning deletes the oldest finished tasks.
         Index("ix_ingest_task_done", "finished_at", postgresql_where=text("status IN ('SUCCEEDED', 'DISCARDED')")),
+        # List the few that retry among a million that wait, and the few discarded ones among those that succeeded.
+        Index("ix_ingest_task_retrying", "updated_at", "id", postgresql_where=text("status = 'RETRYING'")),
+        Index("ix_ingest_task_discarded", "finished_at", "id", postgresql_where=text("status = 'DISCARDED'")),
         {"postgresql_with": FREQUENT_UPDATES},
     )
 
@@ -212,6 +223,11 @@ class WakeupHorizon(Base):
 
 class TaskAudit(Base):
     """What a holder did after it had lost its lease, such as `late_success`."""
+
+    # Lists what was refused, the latest first, among other entries.
+    __table_args__ = (
+        Index("ix_task_audit_refused", "id", postgresql_where=text("code IN ('late_success', 'lease_lost')")),
+    )
 
     id: Mapped[Number]
     task_id: Mapped[uuid.UUID] = mapped_column(index=True)  # reads or prunes the audit of one task

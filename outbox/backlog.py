@@ -53,9 +53,11 @@ DEAD: Final = sql("""
     FROM (SELECT destination FROM ledger.outbox_event WHERE status = 'DEAD' LIMIT :ceiling) AS dead GROUP BY destination
 """)
 
-EVENTS: Final = sql("""
-    SELECT id, destination, status, attempt_count, created_at, next_retry_at, sent_at, ordering_key, locked_by,
-           external_id, last_error
+# The columns of `ListedEvent`.
+LISTED: Final = """id, destination, status, attempt_count, created_at, next_retry_at, sent_at, ordering_key, locked_by,
+           external_id, last_error"""
+EVENTS: Final = sql(f"""
+    SELECT {LISTED}
     FROM ledger.outbox_event
     WHERE status = ANY(CAST(:statuses AS text[]))
       AND (CAST(:destination AS text) IS NULL OR destination = :destination)
@@ -92,9 +94,9 @@ class ListedEvent:
     last_error: str | None
 
 
-def backlog(connection: Connection) -> list[Backlog]:
-    """Return every destination that has waiting or dead events, by name."""
-    values = {"ceiling": CEILING}
+def backlog(connection: Connection, *, ceiling: int = CEILING) -> list[Backlog]:
+    """Return every destination that has waiting or dead events, by name. A count of `ceiling` means: at least."""
+    values = {"ceiling": ceiling}
     found = {row[0]: Backlog(*row) for row in connection.execute(BACKLOG, values)}
     for name, dead in connection.execute(DEAD, values):
         found[name] = replace(found.get(name, Backlog(name)), dead=dead)

@@ -34,7 +34,7 @@ class Circuits:
         """Note that the destination is unreachable. Return the seconds until the next probe."""
         with self._lock:
             failures = self._open.get(destination, (0, 0.0))[0] + 1
-            wait = min(SHORTEST_WAIT_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_WAIT_SECONDS)
+            wait = wait_seconds(failures)
             self._open[destination] = (failures, self._clock() + wait)
             return wait
 
@@ -42,3 +42,8 @@ class Circuits:
         """Note that the destination answered. Return whether it was unreachable before."""
         with self._lock:
             return self._open.pop(destination, None) is not None
+
+
+def wait_seconds(failures: int) -> float:
+    """Return how long a process waits after so many probes in a row without an answer."""
+    return min(SHORTEST_WAIT_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_WAIT_SECONDS)

@@ -21,3 +21,9 @@ def actor() -> str:
 def holder_of(pid: int) -> str:
     """Return the name under which a child of this worker holds its leases. No process of another worker has it."""
     return f"{HOST}:{pid}-{WORKER}"
+
+
+def origin_of(holder: str) -> tuple[str, str]:
+    """Return the host and the worker in a name of `holder_of`: the same for all processes of a worker."""
+    host, _, process = holder.rpartition(":")
+    return host, process.partition("-")[2] or process

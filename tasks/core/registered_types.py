@@ -9,12 +9,14 @@ FORGET_DAYS after its last worker, so that tasks can be submitted while no worke
 from __future__ import annotations
 
 import os
+import platform
 import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from typing import Final
 
 from sqlalchemy import Connection, Engine
@@ -59,11 +61,11 @@ REGISTER: Final = sql(f"""
         DELETE FROM ledger.task_queue
         WHERE seen_at < (SELECT at FROM clock) - interval '{FORGET_DAYS} days'
           AND queue <> ALL(CAST(:queues AS text[])))
-    INSERT INTO ledger.task_worker (worker, queues, types, topic, started_at, seen_at)
-    SELECT :worker, CAST(:consumed AS text[]), CAST(:types AS text[]), CAST(:topic AS text), at, at FROM clock
+    INSERT INTO ledger.task_worker (worker, queues, types, topic, version, started_at, seen_at)
+    SELECT :worker, CAST(:consumed AS text[]), CAST(:types AS text[]), CAST(:topic AS text), :version, at, at FROM clock
     WHERE CAST(:consumed AS text[]) <> '{{}}'
     ON CONFLICT (worker) DO UPDATE SET queues = excluded.queues, types = excluded.types, topic = excluded.topic,
-        seen_at = excluded.seen_at
+        version = excluded.version, seen_at = excluded.seen_at
 """)
 # renew: the worker's sign of life. Deletes the rows of dead workers, and once an hour renews its types and queues.
 RENEW: Final = sql(f"""
@@ -162,6 +164,7 @@ class Registration:
             "default_attempts": settings.ingest_max_attempts,
             "consumed": array(run_from),
             "topic": topic,
+            "version": f"Celery {version('celery')}, Python {platform.python_version()}",
         }
         self._types = {handler.type for handler in known}
         self._schedules = {handler.type: handler.schedule for handler in known if handler.schedule}

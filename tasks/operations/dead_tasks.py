@@ -55,10 +55,10 @@ _CHANGED: Final = f"""
     SELECT (SELECT array_agg(id) FROM held) AS changed, (SELECT finished_at FROM held {LAST}) AS after_at,
            (SELECT id FROM held {LAST}) AS after_id, ours FROM wakeups"""
 
-# requeue: DEAD → QUEUED, attempts start again, due at once, with a wake-up. A task that killed its worker runs alone.
-# If its handler has `skip_dead`, later tasks of the partition key have overtaken it: it moves to the end of the key.
-# Several tasks of one key keep their order.
-REQUEUE: Final = sql(f"""{_HELD},
+# The tasks in `held` → QUEUED, attempts start again, due at once, with a wake-up. A task that killed its worker runs
+# alone. If its handler has `skip_dead`, later tasks of the partition key have overtaken it: it moves to the end of the
+# key. Several tasks of one key keep their order.
+REQUEUE_HELD: Final = f"""
     forgotten AS (DELETE FROM ledger.task_step WHERE :reset_steps AND task_id IN (SELECT id FROM held)),
     overtaken AS MATERIALIZED (
         SELECT id, partition_key, key_seq FROM held
@@ -80,9 +80,10 @@ REQUEUE: Final = sql(f"""{_HELD},
             key_seq = coalesce((SELECT key_seq FROM turns WHERE turns.id = task.id), task.key_seq)
         FROM held, clock WHERE task.id = held.id
         RETURNING task.id, task.type, queue, priority, isolated, CAST(NULL AS timestamptz) AS due_at),
-    {wakeups.insert_wakeups("back")}
-    {_CHANGED}
-""")
+    {wakeups.insert_wakeups("back")}"""
+
+# requeue: DEAD → QUEUED.
+REQUEUE: Final = sql(f"{_HELD}, {REQUEUE_HELD} {_CHANGED}")
 
 # discard: DEAD → DISCARDED.
 DISCARD: Final = sql(f"{_HELD}, {DISCARD_HELD} {_CHANGED}")

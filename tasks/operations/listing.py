@@ -21,29 +21,49 @@ from models.sql import sql
 from models.status import TaskStatus
 from outbox.lease import Db, connection_of
 from tasks.core.due_times import OPEN
+from tasks.core.partition_keys import UNDONE
 from tasks.core.task_ids import keyed_id
 
 FINAL: Final = frozenset({TaskStatus.SUCCEEDED, TaskStatus.DEAD, TaskStatus.DISCARDED})
 _RUNNING: Final = "status = 'RUNNING' AND id IN (SELECT unnest(task_ids) FROM ledger.task_lease)"
 _CHANGED_AT: Final = "coalesce(finished_at, updated_at)"
-# The condition that selects each index, the statuses in that index, and the column with the last change.
-_SOURCES: Final = (
-    (OPEN, {TaskStatus.QUEUED, TaskStatus.RETRYING}, "updated_at"),
-    (_RUNNING, {TaskStatus.RUNNING}, "updated_at"),
-    ("status IN ('SUCCEEDED', 'DISCARDED')", {TaskStatus.SUCCEEDED, TaskStatus.DISCARDED}, "finished_at"),
-    ("status = 'DEAD'", {TaskStatus.DEAD}, "finished_at"),
-)
-_FILTERS: Final = """status = ANY(CAST(:statuses AS text[]))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An index from which tasks are read in the order of their last change."""
+
+    where: str  # the condition that selects it
+    statuses: frozenset[TaskStatus]
+    changed_at: str  # the column with the last change
+
+
+def _source(where: str, changed_at: str, *statuses: TaskStatus) -> Source:
+    return Source(where, frozenset(statuses), changed_at)
+
+
+RETRYING: Final = _source("status = 'RETRYING'", "updated_at", TaskStatus.RETRYING)
+DISCARDED: Final = _source("status = 'DISCARDED'", "finished_at", TaskStatus.DISCARDED)
+DEAD: Final = _source("status = 'DEAD'", "finished_at", TaskStatus.DEAD)
+WAITING: Final = _source(OPEN, "updated_at", TaskStatus.QUEUED, TaskStatus.RETRYING)
+DONE: Final = _source("status IN ('SUCCEEDED', 'DISCARDED')", "finished_at", TaskStatus.SUCCEEDED, TaskStatus.DISCARDED)
+_SOURCES: Final = (WAITING, _source(_RUNNING, "updated_at", TaskStatus.RUNNING), DONE, DEAD)
+# Of the statuses in one index, these may be few among many others, and have an index of their own.
+_ALONE: Final = {each.statuses: each for each in (RETRYING, DISCARDED)}
+MATCHES: Final = """status = ANY(CAST(:statuses AS text[]))
         AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY(CAST(:ids AS uuid[])))
         AND (CAST(:type AS text) IS NULL OR type = :type)
         AND (CAST(:queue AS text) IS NULL OR queue = :queue)
         AND (CAST(:key AS text) IS NULL OR idempotency_key = :key)
-        AND (CAST(:error_code AS text) IS NULL OR error_code = :error_code)"""
+        AND (CAST(:error_code AS text) IS NULL OR error_code = :error_code)
+        AND (CAST(:partition_key AS text) IS NULL OR partition_key = :partition_key)
+        AND (CAST(:error_fingerprint AS text) IS NULL OR error_fingerprint = :error_fingerprint)
+        AND (CAST(:error_text AS text) IS NULL OR strpos(lower(error_message), lower(:error_text)) > 0)"""
 # The tasks of a principal are in an index of their own, by their last change, unless they run.
 _OF_PRINCIPAL: Final = "context ->> 'principal' = :principal"
 _SOURCES_OF_PRINCIPAL: Final = (
-    (f"{_OF_PRINCIPAL} AND status <> 'RUNNING'", frozenset(TaskStatus) - {TaskStatus.RUNNING}, _CHANGED_AT),
-    (f"{_OF_PRINCIPAL} AND {_RUNNING}", {TaskStatus.RUNNING}, "updated_at"),
+    Source(f"{_OF_PRINCIPAL} AND status <> 'RUNNING'", frozenset(TaskStatus) - {TaskStatus.RUNNING}, _CHANGED_AT),
+    _source(f"{_OF_PRINCIPAL} AND {_RUNNING}", "updated_at", TaskStatus.RUNNING),
 )
 
 
@@ -120,6 +140,10 @@ class TaskFilter:
     until: datetime | None = None
     error_code: str | None = None
     principal: str | None = None  # None: of everyone
+    ids: Collection[uuid.UUID] | None = None
+    partition_key: str | None = None
+    error_fingerprint: str | None = None
+    error_text: str | None = None  # within the error message, in upper or lower case
 
 
 def list_tasks(
@@ -160,37 +184,72 @@ def columns_of(shape: type[Any]) -> str:
     return ", ".join(field.name for field in fields(shape)).replace("task_id", "id", 1)
 
 
-def _query(
-    chosen: TaskFilter, before: Cursor | None, after: Cursor | None, limit: int, *, is_forward: bool
-) -> tuple[TextClause, dict[str, Any]]:
-    """Return the statement that reads a page, and its values."""
-    statuses = list(chosen.statuses or TaskStatus)
-    values = asdict(chosen) | {
-        "statuses": statuses,
-        "ids": [keyed_id(chosen.type, chosen.key)] if chosen.key and chosen.type else None,
+def between(source: Source) -> str:
+    """Return the condition that the last change is in the chosen time, and between the cursors of a page."""
+    at = source.changed_at
+    return f"""{at} >= :since AND {at} < :until
+           AND ({at}, id) < (:before_at, :before_id) AND ({at}, id) > (:after_at, :after_id)"""
+
+
+def match_values(chosen: TaskFilter) -> dict[str, Any]:
+    """Return the parameters of MATCHES, and `since` and `until`."""
+    ids = chosen.ids
+    if ids is None and chosen.key and chosen.type:
+        ids = [keyed_id(chosen.type, chosen.key)]
+    return asdict(chosen) | {
+        "statuses": list(chosen.statuses or TaskStatus),
+        "ids": None if ids is None else list(ids),
         "since": chosen.since or "-infinity",
         "until": chosen.until or "infinity",
+    }
+
+
+def cursor_values(before: Cursor | None, after: Cursor | None) -> dict[str, Any]:
+    """Return the parameters between which a page lies."""
+    return {
         "before_at": before.changed_at if before else "infinity",
         "before_id": before.task_id if before else uuid.UUID(int=0),
         "after_at": after.changed_at if after else "-infinity",
         "after_id": after.task_id if after else uuid.UUID(int=0),
-        "limit": limit,
     }
-    sources = _SOURCES if chosen.principal is None else _SOURCES_OF_PRINCIPAL
-    needed = [(where, changed_at) for where, in_index, changed_at in sources if not in_index.isdisjoint(statuses)]
-    return _page(needed, is_forward=is_forward), values
 
 
-def _page(sources: Sequence[tuple[str, str]], *, is_forward: bool) -> TextClause:
+def needed_sources(chosen: TaskFilter) -> list[Source]:
+    """Return the indexes that have the chosen tasks."""
+    statuses = frozenset(chosen.statuses or TaskStatus)
+    if chosen.principal is not None:
+        return [each for each in _SOURCES_OF_PRINCIPAL if each.statuses & statuses]
+    return [_ALONE.get(each.statuses & statuses, each) for each in _SOURCES if each.statuses & statuses]
+
+
+def narrowed(source: Source, chosen: TaskFilter) -> str:
+    """Return the condition that selects the index, with those filters for which there is a better index."""
+    conditions = [source.where]
+    if chosen.ids is not None or (chosen.key and chosen.type):
+        conditions.append("id = ANY(CAST(:ids AS uuid[]))")
+    if chosen.partition_key is not None and source not in (DONE, DISCARDED):
+        conditions.append(f"partition_key = :partition_key AND {UNDONE}")
+    if chosen.type is not None and chosen.error_fingerprint is not None and source is DEAD:
+        conditions.append("type = :type AND error_fingerprint = :error_fingerprint")
+    return " AND ".join(conditions)
+
+
+def _query(
+    chosen: TaskFilter, before: Cursor | None, after: Cursor | None, limit: int, *, is_forward: bool
+) -> tuple[TextClause, dict[str, Any]]:
+    """Return the statement that reads a page, and its values."""
+    values = {**match_values(chosen), **cursor_values(before, after), "limit": limit}
+    return _page(needed_sources(chosen), is_forward=is_forward), values
+
+
+def _page(sources: Sequence[Source], *, is_forward: bool) -> TextClause:
     """page: the first tasks of each index that is needed, then the first of those."""
     columns, direction = columns_of(ListedTask), "ASC" if is_forward else "DESC"
     found = " UNION ALL ".join(
         f"""
-        (SELECT {columns}, {changed_at} AS changed_at FROM ledger.ingest_task
-         WHERE {where} AND {_FILTERS}
-           AND {changed_at} >= :since AND {changed_at} < :until
-           AND ({changed_at}, id) < (:before_at, :before_id) AND ({changed_at}, id) > (:after_at, :after_id)
-         ORDER BY {changed_at} {direction}, id {direction} LIMIT :limit)"""
-        for where, changed_at in sources
+        (SELECT {columns}, {each.changed_at} AS changed_at FROM ledger.ingest_task
+         WHERE {each.where} AND {MATCHES} AND {between(each)}
+         ORDER BY {each.changed_at} {direction}, id {direction} LIMIT :limit)"""
+        for each in sources
     )
     return sql(f"SELECT {columns} FROM ({found}) AS found ORDER BY changed_at {direction}, id {direction} LIMIT :limit")

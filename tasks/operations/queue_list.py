@@ -74,12 +74,14 @@ class Queues:
     dlq_messages: int | None
 
 
-def list_queues(connection: Connection, settings: Settings) -> Queues:
-    """Return all queues that this process or a worker knows, or that have open tasks."""
-    ceiling = {"ceiling": CEILING}
-    due = {row.queue: row for row in connection.execute(DUE, ceiling)}
+def list_queues(connection: Connection, settings: Settings, *, kind_ceiling: int = CEILING) -> Queues:
+    """Return all queues that this process or a worker knows, or that have open tasks.
+
+    `kind_ceiling` is up to where due tasks of one queue and type are counted.
+    """
+    due = {row.queue: row for row in connection.execute(DUE, {"ceiling": kind_ceiling})}
     running: dict[str, int] = {row.queue: row.tasks for row in connection.execute(RUNNING)}
-    dead: dict[str, int] = {row.queue: row.tasks for row in connection.execute(DEAD, ceiling)}
+    dead: dict[str, int] = {row.queue: row.tasks for row in connection.execute(DEAD, {"ceiling": CEILING})}
     pauses = {(pause.queue, pause.intake): pause for pause in read_pauses(connection)}
     alerts, targets, workers = read_alerts(connection), read_targets(connection), read_sizes(connection)
     names = sorted({*settings.ingest_queues, *registered_queues(connection), *due, *running})

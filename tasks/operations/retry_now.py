@@ -23,12 +23,8 @@ from tasks.operations import dead_tasks
 from tasks.operations.listing import status_of
 from tasks.operations.sink_effects import KeysForgotten, key_lives
 
-# retry_now: RETRYING, or QUEUED with a due time → due now.
-RETRY_NOW: Final = sql("""
-    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
-    held AS MATERIALIZED (
-        SELECT id, next_retry_at FROM ledger.ingest_task
-        WHERE id = :id AND status IN ('QUEUED', 'RETRYING') AND next_retry_at IS NOT NULL FOR NO KEY UPDATE),
+# The tasks in `held` → due now, with an audit. The statement has the current time in its CTE `clock`.
+MAKE_DUE_HELD: Final = """
     audited AS (
         INSERT INTO ledger.task_audit (task_id, code, worker_id, detail, created_at)
         SELECT id, 'retry_now', :actor, concat_ws('; ', CAST(:reason AS text),
@@ -36,7 +32,14 @@ RETRY_NOW: Final = sql("""
         FROM held CROSS JOIN clock),
     made_due AS (
         UPDATE ledger.ingest_task task SET next_retry_at = least(task.next_retry_at, at), updated_at = at
-        FROM held, clock WHERE task.id = held.id)
+        FROM held, clock WHERE task.id = held.id)"""
+# retry_now: RETRYING, or QUEUED with a due time → due now.
+RETRY_NOW: Final = sql(f"""
+    WITH clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at),
+    held AS MATERIALIZED (
+        SELECT id, next_retry_at FROM ledger.ingest_task
+        WHERE id = :id AND status IN ('QUEUED', 'RETRYING') AND next_retry_at IS NOT NULL FOR NO KEY UPDATE),
+    {MAKE_DUE_HELD}
     SELECT id FROM held
 """)
 
@@ -80,20 +83,39 @@ def retry_now(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | N
     raise NotWaiting(_MESSAGES[was].format(id=task_id))
 
 
-def requeue(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None = None) -> None:
-    """Requeue a DEAD task. Raises UnknownTask, NotDead, and KeysForgotten."""
-    if not _requeue_if_dead(engine, task_id, actor=actor, reason=reason):
+def requeue(
+    engine: Engine,
+    task_id: uuid.UUID,
+    *,
+    actor: str,
+    reason: str | None = None,
+    accept_duplicates: bool = False,
+    reset_steps: bool = False,
+) -> None:
+    """Requeue a DEAD task. Raises UnknownTask, NotDead, and KeysForgotten unless duplicates are accepted.
+
+    `reset_steps` makes the task forget its finished steps, so that every step runs again.
+    """
+    choice = dead_tasks.Choice(ids=[task_id])
+    if not accept_duplicates:
+        choice = _require_keys(engine, choice)
+    if not any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason, reset_steps=reset_steps)):
         with Session(engine) as db:
             raise NotDead(f"{task_id} is {status_of(db, task_id)}, not DEAD.")
 
 
 def _requeue_if_dead(engine: Engine, task_id: uuid.UUID, *, actor: str, reason: str | None) -> bool:
-    everything = dead_tasks.Choice(ids=[task_id])
+    choice = _require_keys(engine, dead_tasks.Choice(ids=[task_id]))
+    return any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason))
+
+
+def _require_keys(engine: Engine, everything: dead_tasks.Choice) -> dead_tasks.Choice:
+    """Return the choice without tasks whose sinks have forgotten their keys; raise KeysForgotten if there are any."""
     with engine.connect() as connection:
         choice = everything.younger_than(key_lives(connection))
         if dead_tasks.count(connection, choice).total < dead_tasks.count(connection, everything).total:
             raise KeysForgotten
-    return any(dead_tasks.requeue(engine, choice, actor=actor, reason=reason))
+    return choice
 
 
 _CHANGED_MEANWHILE: Final = "{id} was changed by another process at the same time. Try again."

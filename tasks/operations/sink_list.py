@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from models.engine import engine
-from sinks import transactions
 from sinks.configuration import open_sinks
 from sinks.contract import Guarantee, Sink
+from sinks.in_doubt import InDoubt, count_by_sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +28,18 @@ class SinkState:
 def list_sinks() -> list[SinkState]:
     """Ask every sink whether it is ready."""
     with engine().connect() as connection:
-        rows = transactions.unfinished(connection)
-    found = []
-    for sink in open_sinks().all():
-        is_ready, health = _ask(sink)
-        ages = [row.age for row in rows if row.sink == sink.name]
-        found.append(
-            SinkState(
-                sink.name,
-                sink.guarantee,
-                list(sink.conditions),
-                sink.key_life,
-                is_ready,
-                health,
-                len(ages),
-                max(ages, default=None),
-            )
-        )
-    return found
+        in_doubt = count_by_sink(connection)
+    return [describe(sink, in_doubt.get(sink.name), ask(sink)) for sink in open_sinks().all()]
 
 
-def _ask(sink: Sink) -> tuple[bool, str]:
+def ask(sink: Sink) -> tuple[bool, str]:
+    """Return whether a sink is ready, and what it found or lacks."""
     try:
         return True, sink.check()
     except Exception as error:  # client libraries raise many kinds
         return False, str(error).partition("\n")[0] or type(error).__name__
+
+
+def describe(sink: Sink, in_doubt: InDoubt | None, answer: tuple[bool, str]) -> SinkState:
+    count, oldest = (in_doubt.count, in_doubt.oldest) if in_doubt else (0, None)
+    return SinkState(sink.name, sink.guarantee, list(sink.conditions), sink.key_life, *answer, count, oldest)

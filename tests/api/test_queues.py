@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.servers import wait_until
 from tests.tasks.registrations import handler_of, registered
 from tests.tasks.work import rows, wakeups
 
+ONE_STAGE = {"stages": [{"name": "fetch", "kind": "http", "destination": "crm"}]}
 pytestmark = pytest.mark.usefixtures("ledger")
 
 
@@ -50,14 +52,37 @@ def test_a_queue_is_paused_listed_and_resumed_over_http(callers: Callers) -> Non
     assert len(wakeups()) == 2
 
 
-def test_a_paused_intake_is_answered_429_with_retry_after(callers: Callers) -> None:
-    operator, user = callers("operate", name="ops"), callers("tasks:submit", "workflows:submit")
+def test_pauses_and_scales_are_logged_with_the_name_of_the_operator(
+    callers: Callers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    operator = callers("operate", name="ops")
+    operator.post("/internal/queues/ingest/pause", json={"reason": "a move"})
+    operator.post("/internal/queues/ingest/pause", json={"intake": True})
+    operator.post("/internal/queues/ingest/resume", json={"intake": True})
+    operator.post("/internal/queues/ingest/resume")
+    operator.post("/internal/workers/scale", json={"processes": 4})
+    records: list[Any] = [each for each in caplog.records if getattr(each, "event", "").startswith("queue_")]
+    assert [(each.event, getattr(each, "intake", None)) for each in records] == [
+        ("queue_paused", False), ("queue_paused", True), ("queue_resumed", True), ("queue_resumed", False),
+        ("queue_scaled", None),
+    ]  # fmt: skip
+    assert {(each.queue, each.actor) for each in records} == {("ingest", "api:ops")}
+    assert "a move" in records[0].getMessage()
+
+
+def test_a_paused_intake_is_answered_429_with_retry_after(callers: Callers, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, OUTBOX_DESTINATIONS='{"crm": "https://127.0.0.1:1/crm?allow_private=1"}')
+    operator, user = callers("operate", name="ops"), callers()
     operator.post("/internal/queues/ingest/pause", json={"intake": True, "reason": "a move"})
     refused = user.submit({})
     assert "ops has paused its intake: a move" in expect_error(refused, 429, "queue_paused")
     assert refused.headers["Retry-After"] == "30"
     saved = user.post("/api/tasks?receipt=saved", json={"type": FLAKY, "payload": {}})
     expect_error(saved, 429, "queue_paused")
+    expect_error(user.post("/api/workflows/apply", json=ONE_STAGE), 429, "queue_paused")
+    file = {"file": ("a.txt", b"some words")}
+    expect_error(user.post("/api/knowledge/documents/upload-async", files=file), 429, "queue_paused")
     assert rows() == []
     operator.post("/internal/queues/ingest/resume", json={"intake": True})
     assert user.submit({}).status_code == 202

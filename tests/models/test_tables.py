@@ -13,8 +13,10 @@ from sqlalchemy.orm import Session
 
 from models import (
     api_tokens,
+    bulk_actions,
     chats,
     console,
+    dead_mutes,
     documents,
     limits,
     outbox,
@@ -44,6 +46,8 @@ SHARD = "INSERT INTO ledger.shard_lease (stream{0}) VALUES ('s'{1})"
 TOKEN = "INSERT INTO ledger.api_token (name{0}) VALUES ('n'{1})"
 SESSION = "INSERT INTO ledger.console_session (expires_at{0}) VALUES (now(){1})"
 LINK = "INSERT INTO ledger.console_link (expires_at{0}) VALUES (now(){1})"
+MUTE = "INSERT INTO ledger.dead_mute (type, error_fingerprint, reason{0}) VALUES ('t', 'f', 'r'{1})"
+BULK = "INSERT INTO ledger.bulk_action (query, filter, as_of, reason{0}) VALUES ('', '{{}}', now(), 'r'{1})"
 CHAT = "INSERT INTO ledger.chat (first_user_id{0}) VALUES ('b'{1})"
 PERIOD = (
     "INSERT INTO ledger.tally_period (subject, queue, type, result, count, run_seconds, wait_seconds{0})"
@@ -145,6 +149,16 @@ INCONSISTENT = [
     ("token_sha256", TOKEN, {"token_sha256": "'cleartext'"}),
     ("session_sha256", SESSION, {"session_sha256": "'cleartext'", "token_sha256": HASH}),
     ("code_sha256", LINK, {"code_sha256": "'cleartext'", "token_sha256": HASH}),
+    ("one_end", MUTE, {"until_next_death": "true", "expires_at": "now()"}),
+    ("action", BULK, {"action": "'delete'"}),
+    ("state", BULK, {"action": "'requeue'", "state": "'lost'"}),
+    ("running_is_claimed", BULK, {"action": "'requeue'", "state": "'running'"}),
+    ("running_is_claimed", BULK, {"action": "'requeue'", "token": UUID}),
+    ("ended_is_finished", BULK, {"action": "'requeue'", "state": "'done'"}),
+    ("per_second", BULK, {"action": "'discard'", "per_second": "0"}),
+    ("canary", BULK, {"action": "'requeue'", "canary": "0", "canary_seconds": "1"}),
+    ("canary_seconds", BULK, {"action": "'requeue'", "canary": "1"}),
+    ("changed", BULK, {"action": "'run-now'", "changed": "-1"}),
     ("user_order", CHAT, {"second_user_id": "'a'"}),
     ("level", RECEIPT, {"level": "'accepted'", "promised_by": "now()"}),
     ("rejected_has_a_reason", RECEIPT, {"level": "'rejected'", "promised_by": "now()"}),
@@ -171,6 +185,11 @@ CONSISTENT = [
     (TOKEN, {"token_sha256": HASH}),
     (SESSION, {"session_sha256": HASH, "token_sha256": HASH}),
     (LINK, {"code_sha256": HASH, "token_sha256": HASH}),
+    (MUTE, {}),
+    (MUTE, {"expires_at": "now()"}),
+    (MUTE, {"until_next_death": "true"}),
+    (BULK, {"action": "'run-now'", "state": "'running'", "token": UUID, "canary": "1", "canary_seconds": "60"}),
+    (BULK, {"action": "'requeue'", "state": "'canary failed'", "finished_at": "now()"}),
     (CHAT, {"second_user_id": "'b'"}),
     (RECEIPT, {"level": "'saved'", "promised_by": "now()"}),
     (RECEIPT, {"level": "'rejected'", "promised_by": "now()", "code": "'c'", "reason": "'r'", "entry": "'{}'"}),
@@ -355,6 +374,8 @@ def test_every_table_can_be_written_and_read_through_its_model(connection: Conne
         api_tokens.ApiToken(name="n", token_sha256=bytes(32), scopes=["tasks:write"]),
         console.ConsoleSession(session_sha256=bytes(32), token_sha256=bytes(32), expires_at=now),
         console.ConsoleLink(code_sha256=bytes(32), token_sha256=bytes(32), expires_at=now),
+        dead_mutes.DeadMute(type="t", error_fingerprint="f", reason="r"),
+        bulk_actions.BulkAction(action=bulk_actions.BulkVerb.REQUEUE, query="", filter={}, as_of=now, reason="r"),
     ]
     assert {type(row).__tablename__ for row in rows} | {"ledger_clock"} == {
         table.name for table in Base.metadata.tables.values()

@@ -59,7 +59,9 @@ CREATE TABLE ledger.ingest_task (
     error_code text,
     error_fingerprint text GENERATED ALWAYS AS (
         CASE WHEN error_message IS NOT NULL THEN to_hex(hashtextextended(coalesce(error_code, '') || ' '
-            || regexp_replace(error_message, '[0-9a-fA-F]*[0-9][0-9a-fA-F]*|"[^"]*"|''[^'']*''', '#', 'g'), 0)) END) STORED,
+            || regexp_replace(error_message,
+                '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]*[0-9][0-9a-fA-F]*([.,][0-9]+)*|"[^"]*"|(?<!\w)''[^'']*''',
+                '#', 'g'), 0)) END) STORED,
     result jsonb,
     notify text,
     created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
@@ -105,6 +107,8 @@ CREATE INDEX ix_ingest_task_principal ON ledger.ingest_task
     ((context ->> 'principal'), coalesce(finished_at, updated_at), id)
     WHERE context ->> 'principal' IS NOT NULL AND status <> 'RUNNING';
 CREATE INDEX ix_ingest_task_done ON ledger.ingest_task (finished_at) WHERE status IN ('SUCCEEDED', 'DISCARDED');
+CREATE INDEX ix_ingest_task_retrying ON ledger.ingest_task (updated_at, id) WHERE status = 'RETRYING';
+CREATE INDEX ix_ingest_task_discarded ON ledger.ingest_task (finished_at, id) WHERE status = 'DISCARDED';
 
 CREATE TABLE ledger.ingest_task_transition (
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -163,6 +167,7 @@ CREATE TABLE ledger.task_audit (
     CONSTRAINT pk_task_audit PRIMARY KEY (id)
 );
 CREATE INDEX ix_task_audit_task_id ON ledger.task_audit (task_id);
+CREATE INDEX ix_task_audit_refused ON ledger.task_audit (id) WHERE code IN ('late_success', 'lease_lost');
 
 CREATE TABLE ledger.task_tombstone (
     id uuid NOT NULL,
@@ -221,6 +226,7 @@ CREATE TABLE ledger.task_worker (
     types text[] NOT NULL,
     processes integer,
     topic text,
+    version text,
     started_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     seen_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
     CONSTRAINT pk_task_worker PRIMARY KEY (worker)
@@ -247,6 +253,48 @@ CREATE TABLE ledger.schedule (
     CONSTRAINT ck_schedule_paused_by_an_operator CHECK (paused = (paused_at IS NOT NULL) AND paused = (paused_by IS NOT NULL))
 );
 CREATE INDEX ix_schedule_due ON ledger.schedule (next_at) WHERE NOT paused;
+
+-- What operators do to all tasks that match a search.
+
+CREATE TABLE ledger.bulk_action (
+    id uuid NOT NULL DEFAULT gen_random_uuid(),
+    action text NOT NULL,
+    query text NOT NULL,
+    filter jsonb NOT NULL,
+    as_of timestamptz NOT NULL,
+    reason text NOT NULL,
+    actor text NOT NULL DEFAULT CURRENT_USER,
+    per_second double precision,
+    canary integer,
+    canary_seconds integer,
+    canary_ids uuid[],
+    canary_statuses jsonb,
+    reset_steps boolean NOT NULL DEFAULT false,
+    accept_duplicates boolean NOT NULL DEFAULT false,
+    state text NOT NULL DEFAULT 'waiting',
+    matched bigint,
+    left_out bigint,
+    changed bigint NOT NULL DEFAULT 0,
+    sample uuid[] NOT NULL DEFAULT '{}',
+    message text,
+    token uuid,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    started_at timestamptz,
+    seen_at timestamptz,
+    finished_at timestamptz,
+    CONSTRAINT pk_bulk_action PRIMARY KEY (id),
+    CONSTRAINT ck_bulk_action_action CHECK (action IN ('requeue', 'discard', 'run-now')),
+    CONSTRAINT ck_bulk_action_state CHECK (state IN ('waiting', 'running', 'done', 'stopped', 'canary failed')),
+    CONSTRAINT ck_bulk_action_running_is_claimed CHECK ((state = 'running') = (token IS NOT NULL)),
+    CONSTRAINT ck_bulk_action_ended_is_finished CHECK (
+        (state IN ('done', 'stopped', 'canary failed')) = (finished_at IS NOT NULL)),
+    CONSTRAINT ck_bulk_action_per_second CHECK (per_second > 0),
+    CONSTRAINT ck_bulk_action_canary CHECK (canary >= 1),
+    CONSTRAINT ck_bulk_action_canary_seconds CHECK ((canary IS NULL) = (canary_seconds IS NULL)),
+    CONSTRAINT ck_bulk_action_changed CHECK (changed >= 0)
+);
+CREATE INDEX ix_bulk_action_created_at ON ledger.bulk_action (created_at, id);
+CREATE INDEX ix_bulk_action_waiting ON ledger.bulk_action (created_at, id) WHERE state = 'waiting';
 
 -- The outbox.
 
@@ -359,6 +407,7 @@ CREATE TABLE ledger.outbox_audit (
     CONSTRAINT pk_outbox_audit PRIMARY KEY (id)
 );
 CREATE INDEX ix_outbox_audit_outbox_id ON ledger.outbox_audit (outbox_id);
+CREATE INDEX ix_outbox_audit_refused ON ledger.outbox_audit (id) WHERE code = 'outbox_flush_conflict';
 
 -- Sinks: transactions in other systems.
 
@@ -638,6 +687,18 @@ CREATE TABLE ledger.api_token (
     CONSTRAINT uq_api_token_name UNIQUE (name),
     CONSTRAINT uq_api_token_token_sha256 UNIQUE (token_sha256),
     CONSTRAINT ck_api_token_token_sha256 CHECK (octet_length(token_sha256) = 32)
+);
+
+CREATE TABLE ledger.dead_mute (
+    type text NOT NULL,
+    error_fingerprint text NOT NULL,
+    reason text NOT NULL,
+    actor text NOT NULL DEFAULT CURRENT_USER,
+    until_next_death boolean NOT NULL DEFAULT false,
+    expires_at timestamptz,
+    created_at timestamptz NOT NULL DEFAULT ledger.ledger_now(),
+    CONSTRAINT pk_dead_mute PRIMARY KEY (type, error_fingerprint),
+    CONSTRAINT ck_dead_mute_one_end CHECK (NOT (until_next_death AND expires_at IS NOT NULL))
 );
 
 CREATE TABLE ledger.console_session (
