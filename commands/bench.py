@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     bench.command()(recovery)
     bench.command()(sinks)
     bench.command()(operations)
+    bench.command("console")(pages)
     bench.command()(receipts)
     app.add_typer(bench, name="bench")
 
@@ -247,6 +248,38 @@ def operations(
         return
     rows = [(each.name, f"{each.database * 1000:.1f}", f"{each.whole * 1000:.1f}") for each in found]
     print_table(("call", "ms in PostgreSQL", "ms in all"), rows)
+
+
+def pages(
+    *,
+    tasks: Annotated[int, typer.Option(min=1000, help="Number of tasks in the ledger; a quarter is due.")] = 2_000_000,
+    events: Annotated[int, typer.Option(min=0, help="Number of events that are not sent.")] = 200_000,
+    tally: Annotated[int, typer.Option(min=0, help="Number of rows of the tally that are not folded.")] = 60_000,
+    as_json: Json = False,
+) -> None:
+    """Measure how long each page of the console takes in a large ledger.
+
+    Example: `manage.py bench console --tasks 100000`
+    """
+    from bench import console as measured
+
+    with running_bench() as show:
+        found = measured.measure(tasks=tasks, events=events, tally=tally, say=show)
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("page", "ms", f"goal {measured.GOAL_MS:g} ms", "KB"),
+        [
+            (
+                each.path,
+                f"{each.seconds * 1000:.0f}",
+                "met" if each.seconds * 1000 <= measured.GOAL_MS else "missed",
+                f"{each.size / 1024:.0f}",
+            )
+            for each in found
+        ],
+    )
 
 
 def _print_systems(found: Found) -> None:

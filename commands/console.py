@@ -33,7 +33,7 @@ def link(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Log in as this token of the API. Default: the token `console`, which may operate.",
+            help="Log in as this token of the API. Default: the token `console`, which may use every page.",
         ),
     ] = None,
     as_json: Json = False,

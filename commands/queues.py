@@ -116,7 +116,7 @@ def resume(
 
     woken = 0
     with publish_wakeups():
-        ended = resume_queue(engine(), settings.current(), queue, intake_only=intake)
+        ended = resume_queue(engine(), settings.current(), queue, intake_only=intake, actor=operator())
 
         def tasks_so_far() -> Iterator[int]:
             for total in wake_resumed(engine(), ended):
