@@ -14,13 +14,44 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from api.body_limit import BodyLimit, OneLength
+from api.documents import upload_limit
 from api.error_middleware import ErrorMiddleware
-from console import login, overview, static_files
+from console import (
+    bulk,
+    dead_letters,
+    documents,
+    login,
+    outbox,
+    overview,
+    queues,
+    receipts,
+    refused_writes,
+    schedules,
+    sinks,
+    static_files,
+    task_page,
+    tasks,
+    workers,
+    workflows,
+)
 from console.error_pages import SECURITY_HEADERS, handle_error, response_to
 
 FORM_LIMIT: Final = 64 * 1024  # bytes
 PAGES: Final = (
     overview,
+    bulk,
+    dead_letters,
+    documents,
+    queues,
+    schedules,
+    workers,
+    refused_writes,
+    tasks,
+    task_page,
+    outbox,
+    sinks,
+    receipts,
+    workflows,
     login,
     static_files,
 )
@@ -30,7 +61,7 @@ console: Final = Starlette(
     middleware=[
         Middleware(ErrorMiddleware, headers=SECURITY_HEADERS, answer=response_to),
         Middleware(OneLength),
-        Middleware(BodyLimit, limit=FORM_LIMIT, limits={}),
+        Middleware(BodyLimit, limit=FORM_LIMIT, limits={documents.PAGE: upload_limit}),
     ],
     exception_handlers={HTTPException: handle_error},
 )

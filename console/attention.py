@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
+from urllib.parse import quote
 
 from console import formats
+from console.door import PREFIX
 from console.overview_figures import Figures
-from console.pipeline import LATE, Level, age_level
+from console.pipeline import DEAD, LATE, OUTBOX, RECEIPTS, SINKS, Level, age_level
 from models.status import TaskStatus
 from tally.subjects import Subject
 
+WORKERS: Final = f"{PREFIX}/workers"
 MOST_NAMED: Final = 3  # of one sort; the rest is counted
 
 
@@ -21,6 +24,7 @@ class Notice:
     level: Level
     text: str
     command: str = ""
+    link: str = ""  # the page about it
 
 
 def notices(figures: Figures, *, sees_details: bool) -> list[Notice]:
@@ -46,19 +50,19 @@ def _unserved(figures: Figures) -> Iterator[Notice]:
     if not figures.workers:
         if total := sum(due.values()):
             text = f"No worker is running, and {_tasks(total)} may start."
-            yield Notice(Level.BAD, text, "celery -A tasks worker")
+            yield Notice(Level.BAD, text, "celery -A tasks worker", WORKERS)
         return
     served = {queue for worker in figures.workers for queue in worker.queues}
     for queue, count in due.items():
         if count and queue not in served:
             text = f"No worker consumes the queue {queue}, and {_tasks(count)} may start."
-            yield Notice(Level.BAD, text, f"celery -A tasks worker -Q {queue}")
+            yield Notice(Level.BAD, text, f"celery -A tasks worker -Q {queue}", _queue(queue))
     unknown = [(queue, type_) for queue, type_ in figures.unhandled if queue in served]
     for queue, type_ in unknown[:MOST_NAMED]:
         text = f"No worker that runs knows the type {type_}, which waits in the queue {queue}."
-        yield Notice(Level.BAD, text, "./manage.py handlers")
+        yield Notice(Level.BAD, text, "./manage.py handlers", WORKERS)
     if len(unknown) > MOST_NAMED:
-        yield Notice(Level.BAD, f"The same is true of {len(unknown) - MOST_NAMED} more types.")
+        yield Notice(Level.BAD, f"The same is true of {len(unknown) - MOST_NAMED} more types.", link=WORKERS)
 
 
 def _old_tasks(figures: Figures) -> Iterator[Notice]:
@@ -69,7 +73,7 @@ def _old_tasks(figures: Figures) -> Iterator[Notice]:
     for queue, age in oldest.items():
         if age >= LATE:
             text = f"A task of the queue {queue} has waited for {formats.duration(age)}, the longest of all."
-            yield Notice(age_level(age), text, "./manage.py queues")
+            yield Notice(age_level(age), text, "./manage.py queues", _queue(queue))
 
 
 def _paused(figures: Figures, sees_details: bool) -> Iterator[Notice]:
@@ -79,14 +83,15 @@ def _paused(figures: Figures, sees_details: bool) -> Iterator[Notice]:
         reason = f": {each.reason}" if sees_details and each.reason else ""
         since = formats.duration(figures.at - each.since)
         text = f"The queue {each.queue} is paused and {what}, for {since}{by}{reason}."
-        yield Notice(Level.WARN, text, f"./manage.py resume {each.queue}")
+        yield Notice(Level.WARN, text, f"./manage.py resume {each.queue}", _queue(each.queue))
 
 
 def _alerts(figures: Figures) -> Iterator[Notice]:
     for each in figures.alerts.values():
         refuses = " New tasks are refused meanwhile." if each.refuses else ""
         text = f"More tasks wait in the queue {each.queue} than BACKLOG_ALERT_THRESHOLD allows.{refuses}"
-        yield Notice(Level.BAD if each.refuses else Level.WARN, text, "./manage.py queues")
+        level = Level.BAD if each.refuses else Level.WARN
+        yield Notice(level, text, "./manage.py queues", _queue(each.queue))
 
 
 def _dead(figures: Figures) -> Iterator[Notice]:
@@ -94,7 +99,7 @@ def _dead(figures: Figures) -> Iterator[Notice]:
     if dead.count:
         about = "" if dead.exact else "About "
         text = f"{about}{_tasks(dead.count)} {'is' if dead.count == 1 else 'are'} dead: run them again or end them."
-        yield Notice(Level.WARN, text, "./manage.py requeue-dead --all --dry-run")
+        yield Notice(Level.WARN, text, "./manage.py requeue-dead --all --dry-run", DEAD)
 
 
 def _events(figures: Figures) -> Iterator[Notice]:
@@ -106,14 +111,14 @@ def _events(figures: Figures) -> Iterator[Notice]:
         if each.dead:
             events = f"{each.dead:,} event{'' if each.dead == 1 else 's'}"
             text = f"{events} for {each.destination} {'is' if each.dead == 1 else 'are'} dead."
-            yield Notice(Level.WARN, text, "./manage.py outbox --status DEAD")
+            yield Notice(Level.WARN, text, "./manage.py outbox --status DEAD", OUTBOX)
         results = failing.get(each.destination, set())
         if "failure" in results and "success" not in results:
             text = f"{each.destination} has refused everything in the last minute, or does not answer."
-            yield Notice(Level.BAD, text, "./manage.py outbox --status RETRYING")
+            yield Notice(Level.BAD, text, "./manage.py outbox --status RETRYING", OUTBOX)
         elif each.oldest_due is not None and each.oldest_due >= LATE:
             text = f"An event for {each.destination} has waited for {formats.duration(each.oldest_due)}."
-            yield Notice(age_level(each.oldest_due), text, "./manage.py outbox")
+            yield Notice(age_level(each.oldest_due), text, "./manage.py outbox", OUTBOX)
 
 
 def _sinks(figures: Figures) -> Iterator[Notice]:
@@ -121,15 +126,16 @@ def _sinks(figures: Figures) -> Iterator[Notice]:
         if each.oldest is not None and each.oldest >= LATE:
             how_many = f"{each.count:,} transaction{'' if each.count == 1 else 's'}"
             text = f"{how_many} of the sink {each.sink} in doubt, for up to {formats.duration(each.oldest)}."
-            yield Notice(age_level(each.oldest), text, "./manage.py recover")
+            yield Notice(age_level(each.oldest), text, "./manage.py recover", SINKS)
 
 
 def _receipts(figures: Figures) -> Iterator[Notice]:
     if figures.accepted is None and figures.takes_receipts:
-        yield Notice(Level.BAD, "The receipt log does not answer.", "./manage.py check")
+        yield Notice(Level.BAD, "The receipt log does not answer.", "./manage.py check", RECEIPTS)
     elif figures.accepted and figures.accepted.waiting and figures.accepted.oldest_seconds >= LATE.total_seconds():
         text = f"An accepted message waits to be saved for {formats.duration(figures.accepted.oldest_seconds)}."
-        yield Notice(age_level(timedelta(seconds=figures.accepted.oldest_seconds)), text, "./manage.py receipts")
+        level = age_level(timedelta(seconds=figures.accepted.oldest_seconds))
+        yield Notice(level, text, "./manage.py receipts", RECEIPTS)
 
 
 def _ticks(figures: Figures, sees_details: bool) -> Iterator[Notice]:
@@ -150,3 +156,7 @@ def _ticks(figures: Figures, sees_details: bool) -> Iterator[Notice]:
 
 def _tasks(count: int) -> str:
     return f"{count:,} task{'' if count == 1 else 's'}"
+
+
+def _queue(name: str) -> str:
+    return f"{PREFIX}/queues#{quote(name, safe='')}"

@@ -86,13 +86,14 @@ class Chart:
 def draw(history: History) -> list[Chart]:
     """Return the charts of a period."""
     return [
-        _ended(history),
+        draw_ended(history),
         _times(history, "wait", "Waiting", "from due to started", lambda step: step.wait),
         _times(history, "run", "Running", "time in the handler", lambda step: step.run),
     ]
 
 
-def _ended(history: History) -> Chart:
+def draw_ended(history: History) -> Chart:
+    """Return the chart that shows how many tasks ended, by what became of them."""
     how = STEPS[history.period]
     top = _round_up(max(each.total for each in history.steps))
     totals = {result: sum(each.counts[result] for each in history.steps) for result in RESULTS}

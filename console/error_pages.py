@@ -87,4 +87,5 @@ def response_to(error: Exception, request: Request) -> Response:
 def _heading(error: CeleriacError) -> str:
     if isinstance(error, NotFound):
         return "There is no such page"
-    return {403: "Not allowed", 413: "Too large", 429: "Too many attempts"}.get(error.http_status, "That did not work")
+    headings = {403: "Not allowed", 404: "Not found", 413: "Too large", 429: "Too many attempts"}
+    return headings.get(error.http_status, "That did not work")

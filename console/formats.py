@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from tasks.operations.stats import StatusCount
 
 
@@ -68,6 +70,16 @@ def distance(at: datetime, now: datetime) -> str:
     if abs(at - now) < timedelta(milliseconds=500):
         return "now"
     return f"{duration(now - at)} ago" if at < now else f"in {duration(at - now)}"
+
+
+def with_code(sentence: str) -> Markup:
+    """Return a sentence as HTML, with what stands between backticks as code."""
+    parts = sentence.split("`")
+    if len(parts) % 2 == 0:  # a backtick has no partner: it is a character of the text
+        return escape(sentence)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
 
 
 def as_json(value: Any) -> str:

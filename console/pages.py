@@ -41,7 +41,9 @@ NAVIGATION: Final = (
     Entry("sinks", "Sinks", f"{PREFIX}/sinks"),
     Entry("workers", "Workers", f"{PREFIX}/workers"),
     Entry("receipts", "Receipts", f"{PREFIX}/receipts"),
-    Entry("documents", "Documents", f"{PREFIX}/documents", (Scope.OPERATE, Scope.DOCUMENTS_READ)),
+    Entry(
+        "documents", "Documents", f"{PREFIX}/documents", (Scope.OPERATE, Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE)
+    ),
     Entry("workflows", "Workflows", f"{PREFIX}/workflows"),
 )
 
@@ -62,6 +64,7 @@ _environment.filters |= {
     "moment": formats.moment,
     "distance": formats.distance,
     "as_json": formats.as_json,
+    "with_code": formats.with_code,
 }
 _environment.globals["asset"] = address_of
 

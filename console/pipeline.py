@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from console import formats
+from console.door import PREFIX
 from console.overview_feed import Arrivals
 from console.overview_figures import Figures
 from models.status import TaskStatus
@@ -20,6 +21,12 @@ from tasks.operations.stats import StatusCount
 LATE: Final = timedelta(minutes=1)
 TOO_LATE: Final = timedelta(minutes=5)
 MOST_ROWS: Final = 4
+# The pages behind the stations.
+TASKS: Final = f"{PREFIX}/tasks"
+DEAD: Final = f"{PREFIX}/dead"
+OUTBOX: Final = f"{PREFIX}/outbox"
+SINKS: Final = f"{PREFIX}/sinks"
+RECEIPTS: Final = f"{PREFIX}/receipts"
 RAN: Final = ("succeeded", "retry", "dead", "discarded", "snoozed", "released")  # results of deliveries that ran
 
 
@@ -43,11 +50,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A box of the picture. `status` is that of the tasks that are counted in it."""
+    """A box of the picture, which links to a page. `status` is that of the tasks that are counted in it."""
 
     key: str
     title: str
     figure: str
+    link: str
     lines: tuple[Line, ...] = ()
     level: Level = Level.OK
     status: TaskStatus | None = None
@@ -114,17 +122,19 @@ def _accepted(figures: Figures) -> Station:
             "accepted",
             "Accepted",
             "?",
+            RECEIPTS,
             (Line("the receipt log", level=level), Line("does not answer", level=level)),
             level,
         )
     if not figures.takes_receipts and not found.waiting:
-        return Station("accepted", "Accepted", "0", (Line("receipts are"), Line("switched off")), Level.OFF)
+        return Station("accepted", "Accepted", "0", RECEIPTS, (Line("receipts are"), Line("switched off")), Level.OFF)
     level = age_level(timedelta(seconds=found.oldest_seconds)) if found.waiting else Level.OK
     oldest = f"oldest {formats.duration(found.oldest_seconds)}" if found.waiting else "all are saved"
     return Station(
         "accepted",
         "Accepted",
         formats.number(found.waiting),
+        RECEIPTS,
         (Line("wait to be saved"), Line(oldest, level=level)),
         level,
     )
@@ -135,7 +145,7 @@ def _saved(figures: Figures) -> Station:
     total, is_exact = sum(each.count for each in counts), all(each.exact for each in counts)
     scheduled = sum(each.scheduled for each in figures.stats.kinds)
     lines = (Line("tasks in the ledger"), Line(f"{formats.number(scheduled)} for later"))
-    return Station("saved", "Saved", f"{'' if is_exact else '≈ '}{formats.number(total)}", lines)
+    return Station("saved", "Saved", f"{'' if is_exact else '≈ '}{formats.number(total)}", TASKS, lines)
 
 
 def _queued(figures: Figures) -> Station:
@@ -181,7 +191,8 @@ def _status(
     figures: Figures, status: TaskStatus, title: str, lines: Iterable[Line], level: Level = Level.OK
 ) -> Station:
     key = "dead" if status is TaskStatus.DEAD else status.lower()
-    return Station(key, title, formats.count(_count(figures, status)), tuple(lines), level, status)
+    link = DEAD if status is TaskStatus.DEAD else f"{TASKS}?q=status:{status.lower()}"
+    return Station(key, title, formats.count(_count(figures, status)), link, tuple(lines), level, status)
 
 
 def _outbox(figures: Figures) -> Station:
@@ -192,7 +203,7 @@ def _outbox(figures: Figures) -> Station:
         Line(f"oldest {formats.duration(oldest)}" if oldest else "all events are sent", level=level),
         Line(f"{formats.number(later)} for later"),
     )
-    return Station("outbox", "Outbox", formats.number(due), lines, level)
+    return Station("outbox", "Outbox", formats.number(due), OUTBOX, lines, level)
 
 
 def _destinations(figures: Figures) -> Station:
@@ -204,7 +215,8 @@ def _destinations(figures: Figures) -> Station:
         each = known.get(name, Backlog(name))
         level = Level.BAD if each.dead else age_level(each.oldest_due)
         lines.append(Line(name, f"{formats.number(each.dead)} dead" if each.dead else formats.number(each.due), level))
-    return Station("destinations", "Destinations", "", _listed(lines, "none yet"), worst(line.level for line in lines))
+    level = worst(line.level for line in lines)
+    return Station("destinations", "Destinations", "", OUTBOX, _listed(lines, "none yet"), level)
 
 
 def _sinks(figures: Figures) -> Station:
@@ -212,7 +224,8 @@ def _sinks(figures: Figures) -> Station:
         Line(each.sink, f"{formats.number(each.count)} in doubt" if each.count else "clear", age_level(each.oldest))
         for each in figures.sinks
     ]
-    return Station("sinks", "Sinks", "", _listed(lines, "none configured"), worst(line.level for line in lines))
+    level = worst(line.level for line in lines)
+    return Station("sinks", "Sinks", "", SINKS, _listed(lines, "none configured"), level)
 
 
 def _listed(lines: list[Line], empty: str) -> tuple[Line, ...]:

@@ -96,12 +96,16 @@ async def require_visitor(request: Request, *any_of: Scope) -> Visitor:
     return visitor
 
 
-async def require_form(request: Request, *any_of: Scope) -> tuple[Visitor, FormData]:
-    """Return who sends a form, and the form; raise what `require_visitor` raises, or ForeignForm."""
+async def require_form(request: Request, *any_of: Scope, max_files: int = 0) -> tuple[Visitor, FormData]:
+    """Return who sends a form, and the form; raise what `require_visitor` raises, or ForeignForm.
+
+    A form with files must be closed.
+    """
     require_own_origin(request.headers)
     visitor = await require_visitor(request, *any_of)
-    form = await request.form(max_files=0, max_fields=MOST_FIELDS)
+    form = await request.form(max_files=max_files, max_fields=MOST_FIELDS)
     if not is_form_token(form, visitor.form_token):
+        await form.close()
         raise ForeignForm
     return visitor, form
 

@@ -75,8 +75,10 @@ function refresh(page) {
   function isBeingFilledIn() {
     const active = document.activeElement;
     if (main.contains(active) && active.matches("input, select, textarea")) return true;
-    return [...main.querySelectorAll("input, textarea")].some(
-      (each) => each.value !== each.defaultValue || each.checked !== each.defaultChecked,
+    return [...main.querySelectorAll("input, textarea")].some((each) =>
+      each.matches("[type=checkbox], [type=radio]")
+        ? each.checked !== each.defaultChecked // a box without a value has the value "on" and no default
+        : each.value !== each.defaultValue,
     );
   }
 

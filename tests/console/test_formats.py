@@ -41,3 +41,11 @@ def test_numbers_have_separators_and_estimates_a_sign() -> None:
     assert formats.number(1234567) == "1,234,567"
     assert formats.count(StatusCount(TaskStatus.DEAD, 1234, exact=False)) == "≈ 1,234"
     assert formats.clock(datetime(2026, 11, 18, 9, 5, 7, tzinfo=UTC)) == "09:05:07 UTC"
+
+
+def test_what_stands_between_backticks_is_code_and_everything_is_escaped() -> None:
+    assert formats.with_code("Run `manage.py up`, then `celery <b>`.") == (
+        "Run <code>manage.py up</code>, then <code>celery &lt;b&gt;</code>."
+    )
+    assert formats.with_code("a ` b <i>") == "a ` b &lt;i&gt;"
+    assert formats.with_code("`<script>` & {{ x }}") == "<code>&lt;script&gt;</code> &amp; {{ x }}"

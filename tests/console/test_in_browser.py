@@ -14,12 +14,33 @@ from models.engine import engine
 from tasks.execution.deliver import deliver
 from tests.api.callers import make_token
 from tests.api.server import Server
-from tests.console.browser import PHONE, WIDE, Visit, chromium
+from tests.console.all_pages import LISTS
+from tests.console.browser import PHONE, Visit, chromium
 from tests.console.demo_ledger import add_tasks, fill
+from tests.console.written_ledger import write_everywhere
 from tests.servers import wait_until
 from tests.tasks.command_line import submitted
 
 LONG = "a-very-long-name-without-a-place-to-break-" * 3
+OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+# Note what gets the focus, and how that is seen; return how many elements are to get it.
+WATCH_FOCUS = """() => {
+    document.querySelectorAll('details').forEach((each) => { each.open = true; });
+    window.reached = [];
+    window.missed = new Set([...document.querySelectorAll(
+        "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']")]
+        .filter((each) => each.checkVisibility()));
+    document.addEventListener("focusin", ({ target }) => {
+        const style = getComputedStyle(target), box = target.matches(".station") && target.querySelector("rect");
+        const name = target.textContent.trim().slice(0, 30) || target.name;
+        const line = box ? getComputedStyle(box).strokeWidth : `${style.outlineStyle} ${style.outlineWidth}`;
+        window.reached.push([name, line]);
+        window.missed.delete(target);
+    });
+    return window.missed.size;
+}"""
+SEEN = ("solid 2px", "2.5px")  # the outline of the focus; in pictures, the line around a station
+MISSED = "[...window.missed].map((each) => each.outerHTML.slice(0, 100))"
 XSS = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 
@@ -133,29 +154,52 @@ def test_markup_in_names_does_not_run(visit: Visit) -> None:
 
 def test_no_page_is_wider_than_a_phone(visit: Visit) -> None:
     fill_ledger(LONG)
+    written = write_everywhere(LONG, owner="console")
     visit.log_in()
     visit.page.set_viewport_size(PHONE)
-    for path in ("/console", "/console?period=30d", "/console/nothing", "/console/login?code=x"):
+    for path in (*LISTS, *written.pages, "/console?period=30d", "/console/nothing", "/console/login?code=x"):
         visit.go(path)
+        visit.page.evaluate(OPEN_ALL)
         wide = visit.page.evaluate("document.documentElement.scrollWidth")
         assert wide == PHONE["width"], f"{path} is {wide} wide"
     visit.complaints.clear()  # of the page that does not exist
 
 
+def test_every_page_loads_itself_again_although_it_has_forms(visit: Visit) -> None:
+    written = write_everywhere("a.name", owner="console")
+    visit.page.clock.install()
+    visit.log_in()
+    count = 0
+    for path in (*LISTS, *written.pages):
+        visit.go(path)
+        refreshed = visit.page.locator("[data-refresh]")
+        if refreshed.count():
+            seconds = int(refreshed.get_attribute("data-refresh") or 0)
+            with visit.page.expect_response(lambda answer: answer.request.resource_type == "fetch", timeout=5000):
+                visit.page.clock.run_for(1000 * seconds)
+            count += 1
+    assert count > 15
+
+
 def test_axe_finds_nothing_wrong_with_any_page_light_or_dark(browser: Browser, server: Server) -> None:
     fill_ledger()
+    written = write_everywhere("a.name", owner="console")
     with Visit.begin(browser, server.port) as visit:
         for path in ("/console/login", "/console/login?code=x"):
             visit.go(path)
             check(visit)
         visit.log_in()
-        check(visit)
-        visit.page.emulate_media(color_scheme="dark")
-        check(visit)
+        for path in (*LISTS, *written.pages, "/console/nothing"):
+            visit.page.emulate_media(color_scheme="light")
+            visit.go(path)
+            visit.page.evaluate(OPEN_ALL)
+            check(visit)
+            visit.page.emulate_media(color_scheme="dark")
+            check(visit, "color-contrast")
         visit.page.set_viewport_size(PHONE)
-        check(visit)
-        visit.go("/console/nothing")
-        check(visit)
+        for path in ("/console", "/console/queues", written.pages[0]):
+            visit.go(path)
+            check(visit)
 
 
 def test_axe_finds_nothing_wrong_with_a_new_installation(visit: Visit) -> None:
@@ -164,31 +208,35 @@ def test_axe_finds_nothing_wrong_with_a_new_installation(visit: Visit) -> None:
     check(visit)
 
 
-def check(visit: Visit) -> None:
-    found = Axe().run(visit.page)
-    assert found.violations_count == 0, found.generate_report()
+def check(visit: Visit, *only: str) -> None:
+    found = Axe().run(visit.page, options={"runOnly": list(only)} if only else None)
+    assert found.violations_count == 0, f"{visit.page.url}: {found.generate_report()}"
 
 
 def test_everything_is_reached_with_the_keyboard_and_has_a_visible_focus(visit: Visit) -> None:
     fill_ledger()
+    written = write_everywhere("a.name", owner="console")
     visit.log_in()
-    visit.page.set_viewport_size(WIDE)
-    wanted = visit.page.locator("a:visible, button:visible, input:visible, [tabindex='0']:visible").count()
-    reached: list[str] = []
-    for _ in range(wanted):
-        visit.page.keyboard.press("Tab")
-        name, outline = visit.page.evaluate(
-            """() => {
-                const focused = document.activeElement, style = getComputedStyle(focused);
-                return [focused.textContent.trim().slice(0, 20), `${style.outlineStyle} ${style.outlineWidth}`];
-            }"""
-        )
-        assert outline == "solid 2px", name
-        reached.append(name)
-    assert len(set(reached)) == wanted
-    assert reached[0] == "Skip to the content"
-    assert {"Overview", "Log out", "24 hours"} <= set(reached)
-    visit.page.keyboard.press("Tab")
+    for path in (*LISTS, *written.pages):
+        visit.go(path)
+        wanted = visit.page.evaluate(WATCH_FOCUS)
+        assert wanted > 15, path
+        for _ in range(wanted):
+            visit.page.keyboard.press("Tab")
+        reached = visit.page.evaluate("window.reached")
+        assert [each for each in reached if each[1] not in SEEN] == [], path
+        assert visit.page.evaluate(MISSED) == [], path
+        assert reached[0][0] == "Skip to the content"
     visit.page.locator(".skip").focus()
     visit.page.keyboard.press("Enter")
     assert visit.page.evaluate("document.activeElement.id") == "content"
+
+
+def test_the_slash_key_goes_to_the_search_of_every_page(visit: Visit) -> None:
+    written = write_everywhere("a.name", owner="console")
+    visit.log_in()
+    for path in (*LISTS, *written.pages[:3]):
+        visit.go(path)
+        visit.page.evaluate("document.activeElement.blur()")
+        visit.page.keyboard.press("/")
+        assert visit.page.evaluate("document.activeElement.name") == "q", path

@@ -22,7 +22,7 @@ FLOWS = [
 
 
 def stations() -> list[Station]:
-    return [Station(key, key.title(), "1") for key in PLACES]
+    return [Station(key, key.title(), "1", "/console") for key in PLACES]
 
 
 def history(*counts: dict[str, int], period: Period = Period.MINUTES, **histograms: list[int]) -> History:
@@ -61,7 +61,8 @@ def test_the_two_directions_are_the_same_picture_with_its_axes_exchanged() -> No
 
 
 def test_a_long_name_is_cut_and_kept_whole_for_its_tooltip() -> None:
-    listed = Station("destinations", "Destinations", "", (Line("a" * 50, "3"), Line("b" * 50, "7 dead", Level.BAD)))
+    lines = (Line("a" * 50, "3"), Line("b" * 50, "7 dead", Level.BAD))
+    listed = Station("destinations", "Destinations", "", "/console/outbox", lines)
     for direction, sizes in MEASURES.items():
         (drawn,) = lay_out([listed], [], direction).stations
         for line in drawn.lines:
