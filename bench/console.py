@@ -1,7 +1,8 @@
 """Measure how long each page of the console takes in a ledger with many tasks.
 
-A real API process renders the pages. The time is from the request to the end of the answer, over loopback, as the
-median of several requests; so it contains the time of PostgreSQL, the template and HTTP.
+A real API process renders the pages. The time is from the request to the end of the answer, over loopback; so it
+contains the time of PostgreSQL, the template and HTTP. All pages are loaded in turn, so that none gets the figures of
+the ledger that were read for it the time before.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +26,17 @@ from bench.scratch import scratch_servers
 from child_process import ChildProcess, await_ready, end_all
 from console import sessions
 from console.door import PREFIX
+from console.overview_feed import READ_SECONDS
 from console.pages import NAVIGATION
+from console.slow_answers import KEPT_SECONDS
 from console.visitors import SESSION
 from embedded.home import Home
 from models.engine import engine
 from models.sql import sql
 from settings import ROOT
 
-CALLS: Final = 9
+CALLS: Final = 5
+TURN_SECONDS: Final = 1.5 * max(READ_SECONDS, KEPT_SECONDS)
 START_SECONDS: Final = 60.0
 GOAL_MS: Final = 150.0
 SOME_TASK: Final = sql("SELECT id FROM ledger.ingest_task WHERE status = 'DEAD' ORDER BY finished_at DESC LIMIT 1")
@@ -47,11 +51,20 @@ LISTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """The time of one request in seconds, and the size of its answer in bytes."""
+
+    seconds: float
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
-    """The time of one page in seconds, and its size in bytes."""
+    """The median and the longest time of one page in seconds, and its size in bytes."""
 
     path: str
     seconds: float
+    longest: float
     size: int
 
 
@@ -66,7 +79,7 @@ def measure(*, tasks: int, events: int, tally: int, say: Callable[[str], None]) 
             session = sessions.log_in(engine(), secret)
             port = Home(settings.celeriac_home).ports({"api": 0}, wished={})["api"]
             with _api(port, Path(folder)):
-                return [_load(port, session, path, say) for path in _paths(str(task_id))]
+                return _load_all(port, session, _paths(str(task_id)), say)
         finally:
             engine().dispose()
 
@@ -76,22 +89,35 @@ def _paths(task_id: str) -> list[str]:
     return [*(entry.path for entry in NAVIGATION), *lists, f"{PREFIX}/tasks/{task_id}"]
 
 
-def _load(port: int, session: str, path: str, say: Callable[[str], None]) -> Page:
-    say(f"{path} …")
-    seconds, size = [], 0
-    for _ in range(CALLS + 1):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        try:
-            began_at = time.perf_counter()
-            connection.request("GET", path, headers={"Cookie": f"{SESSION}_{port}={session}"})
-            answer = connection.getresponse()
-            size = len(answer.read())
-            seconds.append(time.perf_counter() - began_at)
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
-            raise MeasurementFailed(f"{path} was answered {answer.status}.")
-    return Page(path, statistics.median(seconds[1:]), size)  # the first one connects and prepares
+def _load_all(port: int, session: str, paths: Sequence[str], say: Callable[[str], None]) -> list[Page]:
+    found: dict[str, list[Answer]] = {path: [] for path in paths}
+    for turn in range(CALLS + 1):
+        say(f"loading {len(paths)} pages, {turn + 1} of {CALLS + 1} …")
+        began_at = time.monotonic()
+        for path in paths:
+            found[path].append(_load(port, session, path))
+        time.sleep(max(0.0, began_at + TURN_SECONDS - time.monotonic()))
+    return [_page(path, answers[1:]) for path, answers in found.items()]  # the first one connects and prepares
+
+
+def _load(port: int, session: str, path: str) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        began_at = time.perf_counter()
+        connection.request("GET", path, headers={"Cookie": f"{SESSION}_{port}={session}"})
+        answer = connection.getresponse()
+        size = len(answer.read())
+        seconds = time.perf_counter() - began_at
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        raise MeasurementFailed(f"{path} was answered {answer.status}.")
+    return Answer(seconds, size)
+
+
+def _page(path: str, answers: Sequence[Answer]) -> Page:
+    seconds = [each.seconds for each in answers]
+    return Page(path, statistics.median(seconds), max(seconds), answers[-1].size)
 
 
 @contextmanager
