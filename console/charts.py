@@ -13,6 +13,7 @@ from typing import Final
 
 from console import formats
 from console.history import RESULTS, STEPS, History, Step
+from console.task_search import tasks_path
 from tally.histograms import add, quantile
 
 WIDTH: Final = 400.0
@@ -23,6 +24,7 @@ BOTTOM: Final = 124.0
 GAP: Final = 0.22  # of the width of a bar
 DECADES: Final = (0.001, 3600.0)  # the times that can be shown, in seconds
 NAMES: Final = {"succeeded": "succeeded", "retry": "retried", "discarded": "discarded", "dead": "dead"}
+STATUSES: Final = {"succeeded": "succeeded", "retry": "retrying", "discarded": "discarded", "dead": "dead"}
 QUANTILES: Final = {"half": 0.5, "most": 0.99}
 
 
@@ -67,6 +69,7 @@ class Legend:
     kind: str
     name: str
     figure: str
+    path: str = ""  # of the tasks that it counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,11 @@ def draw_ended(history: History) -> Chart:
         times=_time_ticks(history),
         columns=columns,
         curves=[],
-        legend=[Legend(result, NAMES[result], f"{count:,}") for result, count in totals.items() if count],
+        legend=[
+            Legend(result, NAMES[result], f"{count:,}", tasks_path(status=STATUSES[result], since=history.period))
+            for result, count in totals.items()
+            if count
+        ],
     )
 
 

@@ -29,6 +29,7 @@ from console.door import PREFIX
 from console.history import STEPS, Period
 from console.pages import render
 from console.slow_answers import answers, broker_questions
+from console.task_search import tasks_path
 from console.visitors import READERS, require_form, require_visitor
 from models.clock import now
 from models.engine import engine
@@ -129,7 +130,7 @@ async def show_group(request: Request) -> Response:
         "tasks": query and f"{PREFIX}/tasks?{urlencode({'q': query})}",
         "requeue": query and f"{PREFIX}/bulk/new?{urlencode({'action': 'requeue', 'q': query})}",
         "discard": query and f"{PREFIX}/bulk/new?{urlencode({'action': 'discard', 'q': query})}",
-        "of_type": f"{PREFIX}/tasks?{urlencode({'q': f'type:{key.type} status:dead'})}",
+        "of_type": tasks_path(type=key.type, status="dead"),
         **{each: path_of(key, period=each) for each in PERIODS},
     }
     values |= {"page": "dead", "key": key, "period": period, "periods": PERIODS, "steps": STEPS}

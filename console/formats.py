@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from markupsafe import Markup, escape
 
 from tasks.operations.stats import StatusCount
 
+UNITS: Final = ("bytes", "KiB", "MiB", "GiB")
+
 
 def number(value: int) -> str:
     """Return, for example, `12,345`."""
     return f"{value:,}"
+
+
+def size(value: int) -> str:
+    """Return a number of bytes as people say it: `512 bytes`, `3.4 KiB`, `20 MiB`."""
+    power = min(max(value.bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    amount = value / 1024**power
+    return f"{amount:.1f} {UNITS[power]}" if amount < 9.95 and value % 1024**power else f"{amount:,.0f} {UNITS[power]}"
 
 
 def count(value: StatusCount) -> str:

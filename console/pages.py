@@ -17,6 +17,7 @@ from console import formats
 from console.answers import forget_said, read_said
 from console.door import PREFIX
 from console.static_files import address_of
+from console.task_search import tasks_path
 from console.visitors import READERS, Visitor
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -57,6 +58,7 @@ _environment: Final = Environment(
 )
 _environment.filters |= {
     "number": formats.number,
+    "size": formats.size,
     "count": formats.count,
     "duration": formats.duration,
     "rate": formats.rate,
@@ -66,7 +68,7 @@ _environment.filters |= {
     "as_json": formats.as_json,
     "with_code": formats.with_code,
 }
-_environment.globals["asset"] = address_of
+_environment.globals |= {"asset": address_of, "tasks_path": tasks_path}
 
 
 def render(

@@ -12,6 +12,7 @@ from console import formats
 from console.door import PREFIX
 from console.overview_feed import Arrivals
 from console.overview_figures import Figures
+from console.task_search import TASKS, tasks_path
 from models.status import TaskStatus
 from outbox.backlog import Backlog
 from tally.subjects import Subject
@@ -22,7 +23,6 @@ LATE: Final = timedelta(minutes=1)
 TOO_LATE: Final = timedelta(minutes=5)
 MOST_ROWS: Final = 4
 # The pages behind the stations.
-TASKS: Final = f"{PREFIX}/tasks"
 DEAD: Final = f"{PREFIX}/dead"
 OUTBOX: Final = f"{PREFIX}/outbox"
 SINKS: Final = f"{PREFIX}/sinks"
@@ -150,6 +150,7 @@ def _saved(figures: Figures) -> Station:
 
 def _queued(figures: Figures) -> Station:
     due = sum(each.due for each in figures.stats.kinds)
+    queued = _count(figures, TaskStatus.QUEUED).count
     oldest = max((each.oldest_due for each in figures.stats.kinds if each.oldest_due), default=None)
     level = age_level(oldest)
     return _status(
@@ -157,7 +158,7 @@ def _queued(figures: Figures) -> Station:
         TaskStatus.QUEUED,
         "Queued",
         [
-            Line(f"{formats.number(due)} may start now"),
+            Line(f"{formats.number(due)} {'due, with retries' if due > queued else 'may start now'}"),
             Line(f"oldest {formats.duration(oldest)}" if oldest else "nothing waits", level=level),
         ],
         level,
@@ -191,7 +192,7 @@ def _status(
     figures: Figures, status: TaskStatus, title: str, lines: Iterable[Line], level: Level = Level.OK
 ) -> Station:
     key = "dead" if status is TaskStatus.DEAD else status.lower()
-    link = DEAD if status is TaskStatus.DEAD else f"{TASKS}?q=status:{status.lower()}"
+    link = DEAD if status is TaskStatus.DEAD else tasks_path(status=status.lower())
     return Station(key, title, formats.count(_count(figures, status)), link, tuple(lines), level, status)
 
 

@@ -21,16 +21,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
+from urllib.parse import urlencode
 
 from sqlalchemy import Connection
 
 from api.tokens import Forbidden, Scope, Token
+from console.door import PREFIX
 from models.errors import Misuse
 from models.status import TaskStatus, parse_task_status
 from tasks.core.outcomes import ErrorCode
 from tasks.operations.listing import TaskFilter
 from tasks.operations.task_search import ids_with_key, known_types
 
+TASKS: Final = f"{PREFIX}/tasks"
 LONGEST: Final = 2000  # characters
 WITH_ERRORS: Final = frozenset({TaskStatus.DEAD, TaskStatus.RETRYING})
 
@@ -123,6 +126,11 @@ def parse(text: str) -> Query:
     query = Query(tuple(Term(name, _normal(name, value)) for name, value in terms.items()))
     _check(query)
     return query
+
+
+def tasks_path(**terms: str) -> str:
+    """Return the address of the search for tasks with these terms, such as `type="mail.send", status="dead"`."""
+    return f"{TASKS}?{urlencode({'q': str(Query(tuple(Term(Name(name), value) for name, value in terms.items())))})}"
 
 
 def only_id(text: str) -> uuid.UUID | None:

@@ -28,6 +28,7 @@ from console.door import PREFIX
 from console.pages import render
 from console.task_search import (
     ABOUT_ERRORS,
+    TASKS,
     Name,
     Query,
     Term,
@@ -46,7 +47,6 @@ from models.status import TaskStatus
 from tasks.operations.listing import Cursor, UnknownTask, status_of
 from tasks.operations.task_search import CEILING, FoundTask, SearchPage, ids_with_key, known_types, search
 
-TASKS: Final = f"{PREFIX}/tasks"
 PAGE: Final = 50  # tasks
 REFRESH_SECONDS: Final = 3
 REFRESH_LONG_SECONDS: Final = 15  # of a search that reads up to its ceiling

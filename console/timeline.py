@@ -151,7 +151,7 @@ def _states(visits: Sequence[Visit]) -> list[State]:
     for status, (x, y) in PLACES.items():
         own = [each for each in visits if each.status is status]
         spent = sum((each.lasted for each in own if each.lasted is not None), timedelta())
-        times = f"{len(own)} × " if len(own) > 1 else ""
+        times = f"{len(own)}×, " if len(own) > 1 else ""
         has_end = bool(own) and own[-1].lasted is None
         text = "" if not own or (has_end and not spent) else f"{times}{duration(spent)}"
         found.append(State(status, x, y, len(own), text, any(each.is_now for each in own)))

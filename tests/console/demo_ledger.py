@@ -52,16 +52,16 @@ TASKS: Final = sql("""
 """)
 LEASE: Final = sql("""
     INSERT INTO ledger.task_lease (token, holder, lease_until, task_ids, type, queue, priority)
-    SELECT CAST(:token AS uuid), 'web-1:4127-a', ledger.ledger_now() + interval '1 hour', array_agg(id), :type, :queue,
-           5 FROM ledger.ingest_task WHERE lease_token = CAST(:token AS uuid)
+    SELECT CAST(:token AS uuid), :holder, ledger.ledger_now() + interval '1 hour', array_agg(id), :type, :queue, 5
+    FROM ledger.ingest_task WHERE lease_token = CAST(:token AS uuid)
 """)
 EVENTS: Final = sql("""
     INSERT INTO ledger.outbox_event (destination, payload, created_at)
     SELECT :destination, '{}', ledger.ledger_now() - CAST(:age AS interval) FROM generate_series(1, :count)
 """)
 WORKER: Final = sql("""
-    INSERT INTO ledger.task_worker (worker, queues, types, processes, started_at, seen_at)
-    VALUES (:worker, CAST(:queues AS text[]), CAST(:types AS text[]), :processes,
+    INSERT INTO ledger.task_worker (worker, queues, types, processes, version, started_at, seen_at)
+    VALUES (:worker, CAST(:queues AS text[]), CAST(:types AS text[]), :processes, 'shop 4.2',
             ledger.ledger_now() - interval '76 hours', ledger.ledger_now() - interval '3 seconds')
     ON CONFLICT (worker) DO UPDATE SET seen_at = excluded.seen_at
 """)
@@ -102,13 +102,14 @@ def add_tasks(connection: Connection, queue: str, type_: str, status: str, count
     }
     connection.execute(TASKS, {**values, "failed": status in ("RETRYING", "DEAD")})
     if status == "RUNNING":
-        connection.execute(LEASE, values)
+        holder = next((name for name, queues, _ in WORKERS if queue in queues), WORKERS[0][0])
+        connection.execute(LEASE, values | {"holder": holder})
 
 
 def give_signs_of_life(connection: Connection) -> None:
     """Let beat, its ticks and the workers be seen just now."""
     for worker, queues, processes in WORKERS:
-        types = [type_ for _, type_, *_ in KINDS]
+        types = [*(type_ for _, type_, *_ in KINDS), "workflow.execute"]
         connection.execute(WORKER, {"worker": worker, "queues": queues, "types": types, "processes": processes})
     for number, name in enumerate((BEAT, *intervals())):
         connection.execute(TICK, {"name": name, "age": 0.2 + 0.6 * number})

@@ -1,4 +1,4 @@
-"""The custody line of a task: each hop is done, now, later or not needed, and the one that is missing is red."""
+"""The custody line of a task: each hop is done, now, later or none, and the one that is missing is red."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def test_the_list_shows_what_the_ledger_has(ann: TestClient) -> None:
     upload(ann, b"x" * 1234, "new.md")
     rows = re.findall(r"<tr>\s*<th scope=\"row\".*?</tr>", page(ann), re.DOTALL)
     assert [words(each).partition(" succeeded")[0] for each in rows] == [
-        "new.md text/markdown 1,234 2",
-        "rules.txt text/plain 46 1",
+        "new.md text/markdown 1.2 KiB 2",
+        "rules.txt text/plain 46 bytes 1",
     ]
 
 

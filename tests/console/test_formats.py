@@ -37,6 +37,24 @@ def test_a_rate_is_per_second_or_per_minute(per_second: float | None, written: s
     assert formats.rate(per_second) == written
 
 
+@pytest.mark.parametrize(
+    ("size", "written"),
+    [
+        *(
+            (0, "0 bytes"),
+            (1, "1 bytes"),
+            (1023, "1,023 bytes"),
+            (1024, "1 KiB"),
+            (3500, "3.4 KiB"),
+            (10_240, "10 KiB"),
+        ),
+        *((20_971_520, "20 MiB"), (1024**3, "1 GiB"), (1024**4, "1,024 GiB")),
+    ],
+)
+def test_a_size_is_written_as_people_say_it(size: int, written: str) -> None:
+    assert formats.size(size) == written
+
+
 def test_numbers_have_separators_and_estimates_a_sign() -> None:
     assert formats.number(1234567) == "1,234,567"
     assert formats.count(StatusCount(TaskStatus.DEAD, 1234, exact=False)) == "≈ 1,234"

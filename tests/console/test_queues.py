@@ -84,7 +84,7 @@ def test_the_numbers_of_a_queue_are_those_of_the_command_line_and_lead_to_its_ta
     assert (found["Oldest"], found["Target"]) == ("1 m", "none")
     assert "8" in found["Processes"].split(" + ")
     for term in ("status%3Aqueued", "status%3Arunning", "status%3Adead"):
-        assert f'href="/console/tasks?q=queue%3Aingest%20{term}"' in card(page)
+        assert f'href="/console/tasks?q=queue%3Aingest+{term}"' in card(page)
     assert "The dead-letter queue ingest.dlq in the broker has" in words(page)
 
 

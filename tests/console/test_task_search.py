@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qs
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,18 @@ from hypothesis import strategies as st
 
 from api.tokens import Forbidden, Scope, Token, authenticate
 from console import task_search
-from console.task_search import LONGEST, Name, Query, Term, filter_of, only_id, parse, require_visible, understand
+from console.task_search import (
+    LONGEST,
+    Name,
+    Query,
+    Term,
+    filter_of,
+    only_id,
+    parse,
+    require_visible,
+    tasks_path,
+    understand,
+)
 from models.engine import engine
 from models.errors import Misuse
 from models.status import TaskStatus
@@ -64,6 +76,17 @@ def refusal(text: str) -> str:
     assert sentence.endswith(".")
     assert sentence[0].isupper() or sentence.partition(":")[0] in list(Name) or sentence.startswith("'")
     return sentence
+
+
+def test_a_link_to_tasks_is_read_as_the_search_that_it_was_made_of() -> None:
+    path, _, query = tasks_path(type='say "hi" to: you', queue="a b", status="dead").partition("?")
+    assert path == "/console/tasks"
+    (text,) = parse_qs(query)["q"]
+    assert parse(text).terms == (
+        Term(Name.TYPE, 'say "hi" to: you'),
+        Term(Name.QUEUE, "a b"),
+        Term(Name.STATUS, "dead"),
+    )
 
 
 @given(queries)
