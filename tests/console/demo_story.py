@@ -136,7 +136,7 @@ STATEMENTS: Final = (
     """INSERT INTO ledger.task_audit (task_id, code, worker_id, detail, created_at)
         SELECT id, (ARRAY['late_success', 'lease_lost'])[1 + n % 2], 'web-1:' || 4128 + n,
             (ARRAY['SUCCEEDED was refused: another worker has the task', 'the lease was lost while it ran'])[1 + n % 2],
-            ledger.ledger_now() - make_interval(mins => 7 * n)
+            ledger.ledger_now() - make_interval(mins => 7 * (4 - n))
         FROM (SELECT id, CAST(row_number() OVER () AS int) AS n FROM ledger.ingest_task WHERE type = 'invoice.import'
               AND status = 'SUCCEEDED' LIMIT 3) AS late""",
     """INSERT INTO ledger.receipt_switch (name, is_on, actor) VALUES ('two_phase', true, 'cli:ann')
