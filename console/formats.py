@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 from tasks.operations.stats import StatusCount
 
 UNITS: Final = ("bytes", "KiB", "MiB", "GiB")
+MOST_INDENTATION: Final = 1_000_000  # spaces in one text
 
 
 def number(value: int) -> str:
@@ -92,5 +93,17 @@ def with_code(sentence: str) -> Markup:
 
 
 def as_json(value: Any) -> str:
-    """Return JSON as people read it."""
+    """Return JSON as people read it: indented, unless that would make it many times as long, and take a second."""
+    if _indentation(value) > MOST_INDENTATION:
+        return json.dumps(value, ensure_ascii=False, separators=(",\n", ": "))
     return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _indentation(value: Any) -> int:
+    """Return how many spaces would indent the value; not more exactly than that they are too many."""
+    spaces, depth, level = 0, 0, [value]
+    while level and spaces <= MOST_INDENTATION:
+        spaces += 2 * depth * len(level)
+        inside = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level, depth = [child for each in inside for child in each], depth + 1
+    return spaces

@@ -51,24 +51,26 @@ def value_of(name: str, task: StoredTask) -> Any:
 
 def _text(name: str, task: StoredTask, search: str) -> Text:
     text = as_json(value_of(name, task))
-    matches = _find(text, search) if search else []
+    matches, lines = _find(text, search) if search else ([], 0)
     return Text(
         name.capitalize(),
         f"{PREFIX}/tasks/{task.task_id}/text/{name}",
         text[:LONGEST_TEXT],
         len(text),
         len(text) > LONGEST_TEXT,
-        matches[:MOST_MATCHES],
-        len(matches),
+        matches,
+        lines,
     )
 
 
-def _find(text: str, search: str) -> list[Match]:
-    """Return the first match in each line, whether in capitals or not."""
-    pattern, found = re.compile(re.escape(search), re.IGNORECASE), []
+def _find(text: str, search: str) -> tuple[list[Match], int]:
+    """Return the first match in each of the first lines that match, whether in capitals or not; and count the lines."""
+    pattern, found, lines = re.compile(re.escape(search), re.IGNORECASE), [], 0
     for number, line in enumerate(text.split("\n"), start=1):
         if place := pattern.search(line):
-            start, end = place.span()
-            before, after = line[max(0, start - AROUND) : start], line[end : end + AROUND]
-            found.append(Match(number, before, place[0], after))
-    return found
+            lines += 1
+            if lines <= MOST_MATCHES:
+                start, end = place.span()
+                before, after = line[max(0, start - AROUND) : start], line[end : end + AROUND]
+                found.append(Match(number, before, place[0], after))
+    return found, lines

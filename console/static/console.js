@@ -3,29 +3,79 @@
 "use strict";
 
 const AGAIN_MS = 3000;
+const PATIENCE_MS = 10_000;
 
-// Make `old` look like `fresh` by changing only what differs, so that focus, selection and tooltips stay.
+// Make `old` look like `fresh` by changing only what differs, so that focus, selection and tooltips stay. Whether a
+// <details> is open is up to the person who looks at it, and text that is being selected is left as it is.
 function become(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) {
     old.replaceWith(fresh);
     return;
   }
   if (old.nodeType !== Node.ELEMENT_NODE) {
-    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
+    if (old.nodeValue !== fresh.nodeValue && !isSelected(old)) old.nodeValue = fresh.nodeValue;
     return;
   }
-  for (const { name } of [...old.attributes]) {
-    const isOpenedByHand = name === "open" && old.nodeName === "DETAILS";
-    if (!fresh.hasAttribute(name) && !isOpenedByHand) old.removeAttribute(name);
+  const isByHand = (name) => name === "open" && old.nodeName === "DETAILS";
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !isByHand(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value && !isByHand(name)) old.setAttribute(name, value);
   }
-  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   becomeInside(old, fresh);
 }
 
+// Children that are about a thing stay with it: its button must not become the button of another thing that has come
+// before it. Other children are compared in their order.
 function becomeInside(old, fresh) {
-  const before = [...old.childNodes], after = [...fresh.childNodes];
-  after.forEach((node, place) => (place < before.length ? become(before[place], node) : old.append(node)));
-  before.slice(after.length).forEach((node) => node.remove());
+  const nodes = [...fresh.childNodes], wanted = new Set(nodes.map(thingOf)), known = new Map();
+  for (const node of [...old.childNodes]) {
+    const thing = thingOf(node);
+    if (thing && !wanted.has(thing)) node.remove();
+    else if (thing) known.set(thing, [...(known.get(thing) ?? []), node]);
+  }
+  let place = old.firstChild;
+  const removePlace = () => {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  };
+  for (const node of nodes) {
+    const thing = thingOf(node), same = thing ? known.get(thing)?.shift() : nextLike(node, place);
+    if (!same) {
+      old.insertBefore(node, place);
+      continue;
+    }
+    while (place !== same && !thingOf(place)) removePlace();
+    if (place === same) place = place.nextSibling;
+    else old.insertBefore(same, place);
+    become(same, node);
+  }
+  while (place) removePlace();
+}
+
+// What an element is about: its id, its heading, or the first link of a row.
+function thingOf(node) {
+  if (node.nodeType !== Node.ELEMENT_NODE) return "";
+  const isRow = node.nodeName === "TR" || node.nodeName === "LI";
+  return node.id || node.getAttribute("aria-labelledby") || (isRow && node.querySelector("a")?.getAttribute("href")) || "";
+}
+
+function nextLike(node, place) {
+  if (node.nodeType !== Node.ELEMENT_NODE) return place?.nodeType === node.nodeType ? place : null;
+  while (place && (place.nodeName !== node.nodeName || thingOf(place))) place = place.nextSibling;
+  return place;
+}
+
+function isSelected(node) {
+  const selection = getSelection();
+  return !selection.isCollapsed && selection.containsNode(node, true);
+}
+
+// Moving an element takes the focus from it.
+function keepFocus(change) {
+  const active = document.activeElement;
+  change();
+  if (active !== document.activeElement && active.isConnected) active.focus({ preventScroll: true });
 }
 
 function follow(page) {
@@ -51,7 +101,7 @@ function follow(page) {
       for (const [name, html] of Object.entries(JSON.parse(data))) {
         const fresh = document.createElement("template");
         fresh.innerHTML = html;
-        becomeInside(page.querySelector(`[data-part="${name}"]`), fresh.content);
+        keepFocus(() => becomeInside(page.querySelector(`[data-part="${name}"]`), fresh.content));
       }
     };
     source.addEventListener("leave", () => location.reload());
@@ -82,16 +132,29 @@ function refresh(page) {
     );
   }
 
+  const old = document.createElement("p");
+  old.className = "card said refused";
+  old.setAttribute("role", "status");
+  old.textContent = "The server does not answer, so this page is not up to date. Trying again …";
+
+  function mark(isOld) {
+    page.classList.toggle("stale", isOld);
+    if (!isOld) old.remove();
+    else if (!old.isConnected) page.before(old);
+  }
+
   async function look() {
     try {
       if (document.hidden || isBeingFilledIn()) return;
-      const response = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (response.redirected) return location.reload();
-      if (!response.ok) return;
+      const signal = AbortSignal.timeout(PATIENCE_MS);
+      const response = await fetch(location.href, { headers: { Accept: "text/html" }, signal });
+      if (response.redirected || response.status === 403 || response.status === 404) return location.reload();
+      if (!response.ok) return mark(true);
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("[data-refresh]");
-      if (fresh && !isBeingFilledIn()) become(page, fresh);
+      mark(false);
+      if (fresh && !isBeingFilledIn()) keepFocus(() => become(page, fresh));
     } catch {
-      // The server does not answer; the next look may succeed.
+      mark(true); // the server does not answer; the next look may succeed
     } finally {
       setTimeout(look, milliseconds);
     }

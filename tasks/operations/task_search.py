@@ -12,13 +12,15 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Final
 
 from sqlalchemy import Connection, TextClause
 
 from models.driver_values import array_of_ids
 from models.sql import sql
-from tasks.core.registered_types import WAITING_KINDS, registered_type_names
+from tasks.core.due_times import KINDS
+from tasks.core.registered_types import registered_type_names
 from tasks.core.task_ids import keyed_id
 from tasks.operations.listing import (
     MATCHES,
@@ -36,8 +38,11 @@ from tasks.operations.listing import (
 
 CEILING: Final = 20_000  # tasks read from each index for one page
 MOST_KEYED_IDS: Final = 20_000
+MOST_WAITING_KINDS: Final = 1000  # queues and types of tasks that wait, to know their types
 NO_ID: Final = uuid.UUID(int=0)
 PRINCIPALS: Final = sql("SELECT name FROM ledger.api_token ORDER BY name")
+# kinds: found one by one, so a ledger in which every task has a type of its own must not make each search slow.
+WAITING_TYPES: Final = sql(f"WITH RECURSIVE {KINDS} SELECT type FROM kind LIMIT {MOST_WAITING_KINDS}")
 HAVE_KEY: Final = sql("""
     SELECT id FROM ledger.ingest_task
     WHERE id = ANY(CAST(:ids AS uuid[])) AND idempotency_key = ANY(CAST(:keys AS text[]))
@@ -97,14 +102,13 @@ def ids_with_key(connection: Connection, key: str, types: Iterable[str]) -> list
     name of the token before the key.
     """
     keys = [key, *(f"{name}:{key}" for name in connection.execute(PRINCIPALS).scalars())]
-    ids = [keyed_id(type_, each) for type_ in types for each in keys][:MOST_KEYED_IDS]
+    ids = islice((keyed_id(type_, each) for type_ in types for each in keys), MOST_KEYED_IDS)
     return list(connection.execute(HAVE_KEY, {"ids": array_of_ids(ids), "keys": keys}).scalars())
 
 
 def known_types(connection: Connection) -> list[str]:
-    """Return the types that workers have registered, and those of tasks that wait."""
-    waiting = [type_ for _, type_ in connection.execute(WAITING_KINDS)]
-    return sorted({*registered_type_names(connection), *waiting})
+    """Return the types that workers have registered, and those of tasks that wait, which may be the first of many."""
+    return sorted({*registered_type_names(connection), *connection.execute(WAITING_TYPES).scalars()})
 
 
 def _page(chosen: TaskFilter, sources: Iterable[Source], *, ascending: bool) -> TextClause:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -67,3 +69,19 @@ def test_what_stands_between_backticks_is_code_and_everything_is_escaped() -> No
     )
     assert formats.with_code("a ` b <i>") == "a ` b &lt;i&gt;"
     assert formats.with_code("`<script>` & {{ x }}") == "<code>&lt;script&gt;</code> &amp; {{ x }}"
+
+
+def nested(value: Any, depth: int) -> Any:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_json_is_indented_unless_that_makes_it_many_times_as_long() -> None:
+    assert formats.as_json({"a": [1, {}], "ü": None}) == '{\n  "a": [\n    1,\n    {}\n  ],\n  "ü": null\n}'
+    flat, deep = [1] * 340_000, nested([1] * 340_000, 60)
+    assert formats.as_json(flat).startswith("[\n  1,\n  1")
+    written = formats.as_json(deep)
+    assert len(written) < 1.1 * len(json.dumps(deep))
+    assert json.loads(written) == deep
+    assert written.count("\n") == 339_999, "each value has a line"

@@ -248,6 +248,21 @@ def test_steps_audits_and_notifications_are_shown(browser: TestClient, monkeypat
     assert hops(shown(browser, id_))["Receipt"] == "done: orders was told how it ended."
 
 
+def test_large_results_of_steps_are_not_read_and_long_ones_are_cut(browser: TestClient) -> None:
+    (id_,) = submitted({})
+    execute(
+        "INSERT INTO ledger.task_step (task_id, name, result) SELECT :id, 'step ' || n, "
+        "(SELECT jsonb_agg(md5(x::text)) FROM generate_series(1, CASE n WHEN 1 THEN 20 ELSE 5000 END) AS x) "
+        "FROM generate_series(1, 100) AS n",
+        id=id_,
+    )
+    page = shown(browser, id_)
+    assert words(page).count("bytes, too large to be shown") == 99
+    assert page.count("c4ca4238a0b923820dcc509a6f75849b") == 1
+    assert "…</code>" in page
+    assert len(page) < 60_000
+
+
 def test_a_reader_sees_no_button_and_no_details_of_errors(reader: TestClient) -> None:
     (died,) = dead()
     change(died, "error_message = 'secret one', last_error = 'Traceback secret two'")

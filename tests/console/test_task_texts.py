@@ -67,3 +67,14 @@ def test_markup_in_a_search_and_in_what_it_finds_is_escaped(browser: TestClient)
     assert "<mark>&lt;img src=x onerror</mark>" in page
     assert is_escaped(page)
     assert is_escaped(str(browser.get(f"/console/tasks/{id_}", params={"find": XSS}).text))
+
+
+def test_a_deeply_nested_payload_is_not_many_times_as_long_as_it_was_submitted(browser: TestClient) -> None:
+    payload: object = [1] * 300_000
+    for _ in range(60):
+        payload = [payload]
+    (id_,) = submitted(payload)
+    complete = browser.get(f"/console/tasks/{id_}/text/payload")
+    assert complete.json() == payload
+    assert len(complete.content) < 1_048_576
+    assert found(browser, id_, "1")[-1] == "and 299,980 more lines"

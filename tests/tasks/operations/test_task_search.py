@@ -272,3 +272,15 @@ def test_known_types_are_those_of_workers_and_of_tasks_that_wait(stack: ServersO
         found = known_types(connection)
     assert {"type.of.worker", "type.that.waits", "type.that.retries"} <= set(found)
     assert found == sorted(set(found))
+
+
+def test_a_ledger_with_more_types_than_anyone_has_does_not_make_each_search_slow(stack: ServersOfTests) -> None:
+    with engine().begin() as connection:
+        connection.execute(
+            sql("INSERT INTO ledger.ingest_task (id, type, queue, payload) "
+                "SELECT gen_random_uuid(), 't' || n, 'q', '{}' FROM generate_series(1, 1500) AS n")
+        )  # fmt: skip
+        assert len(known_types(connection)) < 1200
+        types = (f"t{number}" for number in range(100_000))
+        assert ids_with_key(connection, "order 7", types) == []
+        assert next(types) < "t3", "no id is computed that is not looked up"
