@@ -28,7 +28,13 @@ SESSION_HOURS: Final = 12
 LINK_MINUTES: Final = 10
 # The token of links, unless they name another. It is created with the first link, and its secret is not kept.
 LINK_TOKEN: Final = "console"  # noqa: S105 - the name of a token
-LINK_SCOPES: Final = (Scope.OPERATE, Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE, Scope.WORKFLOWS_SUBMIT)
+LINK_SCOPES: Final = (
+    Scope.OPERATE,
+    Scope.TASKS_SUBMIT,
+    Scope.DOCUMENTS_READ,
+    Scope.DOCUMENTS_WRITE,
+    Scope.WORKFLOWS_SUBMIT,
+)
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 random bytes
 
 # begin: → session of a valid token. Returns nothing if the token is not valid.

@@ -2,7 +2,7 @@
 
 A task that is submitted again is a new task of the same type, queue and priority, without an idempotency key. It keeps
 the partition key, so that it takes its turn among the tasks of that key, and its context names the task that it comes
-from. The visitor's token must be allowed to submit the type, and is the new task's principal.
+from. The visitor's token needs what `POST /api/tasks` needs for the type, and is the new task's principal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.routing import Route
 from api.ledger_calls import call_ledger
 from api.principals import PRINCIPAL, limit_lock_time, owned_task
 from api.tasks import parse_task_id
-from api.tokens import Scope, Token
+from api.tokens import Forbidden, Scope, Token
 from console.answers import changed, go_to
 from console.door import PREFIX
 from console.formats import as_json
@@ -100,7 +100,7 @@ async def edit(request: Request) -> Response:
     """Show the payload in a form."""
     visitor = await require_visitor(request, ACTS)
     task = await call_ledger(_reading(request))
-    visitor.token.require_type(task.type)
+    require_submitter(visitor.token, task.type)
     if not can_edit(task.payload):
         raise Misuse(f"The payload is too large for a form, which has room for {LONGEST_EDITED:,} bytes.")
     return _form(request, task, Edited(as_json(task.payload)))
@@ -110,7 +110,7 @@ async def submit_again(request: Request) -> Response:
     """Submit a new task with the payload of the form. If that is refused, show the form with the same text."""
     visitor, form = await require_form(request, ACTS)
     task = await call_ledger(_reading(request))
-    visitor.token.require_type(task.type)
+    require_submitter(visitor.token, task.type)
     text = str(form.get("payload", ""))
     try:
         new = copy_of(task, _parse(text), visitor.token)
@@ -124,6 +124,13 @@ async def submit_again(request: Request) -> Response:
 
 def path_of(task_id: uuid.UUID) -> str:
     return f"{PREFIX}/tasks/{task_id}"
+
+
+def require_submitter(token: Token, type_: str) -> None:
+    """Raise Forbidden unless the token may submit tasks of this type to the API."""
+    if not token.has_scope(Scope.TASKS_SUBMIT):
+        raise Forbidden(f"The token {token.name} lacks the scope {Scope.TASKS_SUBMIT}.")
+    token.require_type(type_)
 
 
 def can_edit(payload: object) -> bool:

@@ -21,7 +21,7 @@ import settings
 from api.ledger_calls import call_ledger
 from api.receiving import receiving
 from api.tasks import parse_task_id
-from api.tokens import SCOPE_OF_TYPE, Forbidden, Token
+from api.tokens import SCOPE_OF_TYPE, Forbidden, Scope, Token
 from console import task_actions
 from console.custody import Evidence, custody, custody_of_unsaved
 from console.door import PREFIX
@@ -185,9 +185,10 @@ def _possible(facts: Facts, token: Token) -> Possible | None:
     is_later = task.next_retry_at is not None and task.next_retry_at > details.now
     why_not = ""
     try:
-        token.require_type(task.type)
+        task_actions.require_submitter(token, task.type)
     except Forbidden:
-        scope = SCOPE_OF_TYPE.get(task.type)
+        scopes = (Scope.TASKS_SUBMIT, SCOPE_OF_TYPE.get(task.type, Scope.TASKS_SUBMIT))
+        scope = next((each for each in scopes if not token.has_scope(each)), None)
         why_not = f"your token lacks the scope {scope}" if scope else "your token may not submit this type"
     if not why_not and not task_actions.can_edit(task.payload):
         why_not = f"the payload is longer than {number(task_actions.LONGEST_EDITED)} bytes"

@@ -30,10 +30,11 @@ class StoredStep:
 # steps: those that a task has finished, the first first. The size of a large result is known without reading it.
 STEPS: Final = sql(f"""
     WITH step AS MATERIALIZED (
-        SELECT name, pg_column_size(result) AS size, created_at,
-               CASE WHEN pg_column_size(result) <= {LARGE} THEN CAST(result AS text) END AS written, result
+        SELECT name, created_at, result, coalesce(pg_column_size(result), 0) AS size,
+               CASE WHEN result IS NULL THEN 'null'
+                    WHEN pg_column_size(result) <= {LARGE} THEN CAST(result AS text) END AS written
         FROM ledger.task_step WHERE task_id = :id ORDER BY created_at, name LIMIT {MOST_STEPS})
-    SELECT name, CASE WHEN length(written) <= {MOST_SHOWN} THEN jsonb_pretty(result)
+    SELECT name, CASE WHEN length(written) <= {MOST_SHOWN} THEN coalesce(jsonb_pretty(result), written)
                       ELSE left(written, {MOST_SHOWN}) END,
            size, coalesce(length(written), 0) > {MOST_SHOWN}, created_at
     FROM step ORDER BY created_at, name

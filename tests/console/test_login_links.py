@@ -24,7 +24,7 @@ from tests.tasks.command_line import manage
 from tests.tasks.deliveries import scalar
 from tests.tasks.web import get
 
-EVERY_PAGE = {Scope.OPERATE, Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE, Scope.WORKFLOWS_SUBMIT}
+EVERY_PAGE = {*(Scope.OPERATE, Scope.TASKS_SUBMIT, Scope.DOCUMENTS_READ, Scope.DOCUMENTS_WRITE, Scope.WORKFLOWS_SUBMIT)}
 
 
 def link(token_name: str | None = None) -> str:

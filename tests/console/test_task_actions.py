@@ -33,7 +33,7 @@ CHANGES = "from_status, to_status, message, actor"
 
 @pytest.fixture
 def browser(ledger: ServersOfTests) -> TestClient:
-    return logged_in(make_token("ann", Scope.OPERATE))
+    return logged_in(make_token("ann", Scope.OPERATE, Scope.TASKS_SUBMIT))
 
 
 def done(browser: TestClient, id_: uuid.UUID, action: str, **fields: str) -> str:
@@ -178,8 +178,30 @@ def test_a_type_with_a_scope_of_its_own_is_submitted_only_with_it(browser: TestC
     answer = browser.post(f"/console/tasks/{id_}/edit", data={FORM_FIELD: token, "payload": "{}"})
     assert answer.status_code == 403
     assert scalar("SELECT count(*) FROM ledger.ingest_task") == 1
-    allowed = logged_in(make_token("bob", Scope.OPERATE, Scope.HTTP_REQUEST))
+    allowed = logged_in(make_token("bob", Scope.OPERATE, Scope.TASKS_SUBMIT, Scope.HTTP_REQUEST))
     assert f"/console/tasks/{id_}/edit" in page_of(allowed, f"/console/tasks/{id_}")
+
+
+@pytest.mark.parametrize(
+    ("scopes", "types", "why"),
+    [
+        ([Scope.OPERATE], [], "your token lacks the scope tasks:submit"),
+        ([Scope.OPERATE, Scope.HTTP_REQUEST], [], "your token lacks the scope tasks:submit"),
+        ([Scope.OPERATE, Scope.TASKS_SUBMIT], ["invoice.*"], "your token may not submit this type"),
+    ],
+)
+def test_a_token_that_may_not_submit_to_the_api_submits_nothing_here_either(
+    browser: TestClient, scopes: list[Scope], types: list[str], why: str
+) -> None:
+    (id_,) = submitted({"n": 1})
+    limited = logged_in(make_token("eve", *scopes, types=types))
+    page = page_of(limited, f"/console/tasks/{id_}")
+    assert why in words(page)
+    assert f"/console/tasks/{id_}/edit" not in page
+    assert limited.get(f"/console/tasks/{id_}/edit").status_code == 403
+    fields = {FORM_FIELD: hidden_fields(page)[FORM_FIELD], "payload": "{}"}
+    assert limited.post(f"/console/tasks/{id_}/edit", data=fields).status_code == 403
+    assert scalar("SELECT count(*) FROM ledger.ingest_task") == 1
 
 
 def test_readers_and_forms_of_other_pages_change_nothing(browser: TestClient) -> None:

@@ -41,7 +41,7 @@ def _asks_each_time(ledger: ServersOfTests, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def browser(ledger: ServersOfTests) -> TestClient:
-    return logged_in(make_token("ann", Scope.OPERATE))
+    return logged_in(make_token("ann", Scope.OPERATE, Scope.TASKS_SUBMIT))
 
 
 @pytest.fixture

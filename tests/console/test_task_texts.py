@@ -19,7 +19,7 @@ from tests.tasks.command_line import submitted
 
 @pytest.fixture
 def browser(ledger: ServersOfTests) -> TestClient:
-    return logged_in(make_token("ann", Scope.OPERATE))
+    return logged_in(make_token("ann", Scope.OPERATE, Scope.TASKS_SUBMIT))
 
 
 def found(browser: TestClient, id_: object, search: str) -> list[str]:
