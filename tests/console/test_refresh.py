@@ -129,3 +129,16 @@ def test_a_page_about_a_thing_that_is_gone_is_loaded_as_a_whole(visit: Visit) ->
     visit.page.clock.run_for(2000)
     visit.page.get_by_text("it was never submitted, or it was pruned").wait_for()
     visit.complaints.clear()  # of the 404
+
+
+def test_a_workflow_that_was_refused_stays_in_its_form(visit: Visit) -> None:
+    visit.go("/console/workflows")
+    visit.page.locator("summary", has_text="Submit a workflow").click()
+    visit.page.get_by_label("The workflow as JSON").fill('{"stages": [], "workflowId": "order 17"}')
+    visit.page.get_by_role("button", name="Submit").click()
+    visit.page.locator(".complaint").wait_for()
+    visit.page.clock.run_for(30_000)
+    visit.page.wait_for_timeout(300)
+    assert visit.page.locator(".complaint").is_visible()
+    assert "order 17" in visit.page.get_by_label("The workflow as JSON").input_value()
+    visit.complaints.clear()  # of the 400
