@@ -121,6 +121,8 @@ def _unsent(seen: Evidence, wakeup: UnsentWakeup) -> Hop:
     due_at = wakeup.next_retry_at or wakeup.created_at
     if due_at > now and not wakeup.attempt_count:
         return Hop("Outbox", HopState.NOW, f"Its wake-up {wakeup.id} waits until {moment(due_at)}.")
+    if seen.details.pause:
+        return Hop("Outbox", HopState.NOW, f"Its wake-up {wakeup.id} waits until the queue is resumed.")
     tries = f"{wakeup.attempt_count} failed attempt{'' if wakeup.attempt_count == 1 else 's'}"
     text = f"Its wake-up {wakeup.id} waits to be published{f', after {tries}' if wakeup.attempt_count else ''}"
     if seen.is_unreachable:

@@ -6,6 +6,7 @@ page of the task when it is saved.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from dataclasses import dataclass
@@ -104,11 +105,11 @@ async def show(request: Request) -> Response:
         "effects": effects,
         "holder": _holder(details.lease),
         "is_lease_lost": details.lease is not None and details.lease.lease_until <= details.now,
-        "texts": texts_of(task, search),
+        "texts": await asyncio.to_thread(texts_of, task, search),  # long ones must not hold up other requests
         "search": search,
         "longest_search": LONGEST_SEARCH,
         "origin": _origin(task),
-        "can": _possible(facts, visitor.token),
+        "can": await asyncio.to_thread(_possible, facts, visitor.token),
     }
     return render(request, "task.html", values)
 
@@ -120,12 +121,12 @@ async def show_text(request: Request) -> Response:
     if part not in PARTS:
         raise UnknownTask(task_id)
 
-    def read() -> StoredTask:
+    def read() -> str:
         with engine().connect() as connection:
-            return read_task(connection, task_id)
+            task = read_task(connection, task_id)
+        return as_json(value_of(part, task))
 
-    text = as_json(value_of(part, await call_ledger(read)))
-    return Response(text, media_type="text/plain; charset=utf-8")
+    return Response(await call_ledger(read), media_type="text/plain; charset=utf-8")
 
 
 async def _show_unsaved(request: Request, task_id: uuid.UUID) -> Response:

@@ -74,6 +74,15 @@ def test_a_wakeup_that_no_relay_publishes_is_the_missing_hop(browser: TestClient
     assert "does beat or manage.py relay run?" in hops(page)["Outbox"]
 
 
+def test_a_wakeup_that_waits_for_a_paused_queue_is_not_missing(browser: TestClient, ledger: ServersOfTests) -> None:
+    pause_queue(engine(), settings.current(), "ingest", actor="me", reason=None)
+    (id_,) = submitted({})
+    late(ledger)
+    page = shown(browser, id_)
+    assert states(page)[:3] == ["done", "now", "later"]
+    assert "waits until the queue is resumed" in hops(page)["Outbox"]
+
+
 def test_a_dead_wakeup_that_was_replaced_is_not_missing(browser: TestClient) -> None:
     (id_,) = submitted({})
     execute("""
