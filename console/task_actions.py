@@ -1,8 +1,9 @@
 """What an operator does with one task: run it now, requeue it, discard it, submit it again with an edited payload.
 
-A task that is submitted again is a new task of the same type, queue and priority, without an idempotency key. It keeps
-the partition key, so that it takes its turn among the tasks of that key, and its context names the task that it comes
-from. The visitor's token needs what `POST /api/tasks` needs for the type, and is the new task's principal.
+A task that is submitted again is a new task of the same type, queue and priority. Its idempotency key is the id of the
+form, so a form that is sent twice, by a double click or after a lost answer, is one task. It keeps the partition key,
+so that it takes its turn among the tasks of that key, and its context names the task that it comes from. The visitor's
+token needs what `POST /api/tasks` needs for the type, and is the new task's principal.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ NOT_FINITE: Final = "NaN and Infinity are not JSON"
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A payload as an operator has typed it, and what is wrong with it."""
+    """A payload as an operator has typed it, the id of the form, and what is wrong with the payload."""
 
     text: str
+    id: uuid.UUID
     error: str = ""
     remedy: str = ""
 
@@ -103,7 +105,7 @@ async def edit(request: Request) -> Response:
     require_submitter(visitor.token, task.type)
     if not can_edit(task.payload):
         raise Misuse(f"The payload is too large for a form, which has room for {LONGEST_EDITED:,} bytes.")
-    return _form(request, task, Edited(as_json(task.payload)))
+    return _form(request, task, Edited(as_json(task.payload), uuid.uuid4()))
 
 
 async def submit_again(request: Request) -> Response:
@@ -111,14 +113,16 @@ async def submit_again(request: Request) -> Response:
     visitor, form = await require_form(request, ACTS)
     task = await call_ledger(_reading(request))
     require_submitter(visitor.token, task.type)
-    text = str(form.get("payload", ""))
+    text, id_ = str(form.get("payload", "")), _form_id(form)
     try:
-        new = copy_of(task, _parse(text), visitor.token)
+        if id_ is None:
+            raise Misuse("The form has no id. Submit it again.")
+        new = copy_of(task, _parse(text), visitor.token, key=f"form {id_}")
         task_id = await call_ledger(lambda: _submit(new))
     except Unreachable:
         raise
     except CeleriacError as refused:
-        return _form(request, task, Edited(text, refused.message, refused.remedy), status=422)
+        return _form(request, task, Edited(text, id_ or uuid.uuid4(), refused.message, refused.remedy), status=422)
     return go_to(request, path_of(task_id), say=f"Submitted. This is the new task; it comes from {task.task_id}.")
 
 
@@ -139,8 +143,8 @@ def can_edit(payload: object) -> bool:
     return len(text.encode()) + text.count("\n") <= LONGEST_EDITED
 
 
-def copy_of(task: StoredTask, payload: object, token: Token) -> NewTask:
-    """Return a new task that differs from the old one in its payload only."""
+def copy_of(task: StoredTask, payload: object, token: Token, *, key: str) -> NewTask:
+    """Return a new task that differs from the old one in its payload and its idempotency key only."""
     kept = {name: value for name, value in task.context.items() if name not in OWN}
     new = NewTask(
         task.type,
@@ -151,7 +155,7 @@ def copy_of(task: StoredTask, payload: object, token: Token) -> NewTask:
         context={**kept, ORIGIN: str(task.task_id)},
         notify=task.notify,
     )
-    return replace(owned_task(token, new), partition_key=task.partition_key)
+    return replace(owned_task(token, new, key=key), partition_key=task.partition_key)
 
 
 def _reading(request: Request) -> Callable[[], StoredTask]:
@@ -189,6 +193,13 @@ def _refuse_constant(_name: str) -> None:
 
 def _form(request: Request, task: StoredTask, edited: Edited, *, status: int = 200) -> Response:
     return render(request, "task/edit.html", {"page": "tasks", "task": task, "edited": edited}, status=status)
+
+
+def _form_id(form: FormData) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(str(form.get("id", "")))
+    except ValueError:
+        return None
 
 
 def _reason(form: FormData) -> str | None:

@@ -163,6 +163,15 @@ function refresh(page) {
   setTimeout(look, milliseconds);
 }
 
+// A double click on a button must not do what it does twice. After a while the form may be sent again: nothing came back.
+addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.method !== "post") return;
+  if (form.dataset.sent) return event.preventDefault();
+  form.dataset.sent = "true";
+  setTimeout(() => delete form.dataset.sent, PATIENCE_MS);
+});
+
 addEventListener("keydown", (event) => {
   const search = document.querySelector("[data-search]");
   if (event.key !== "/" || !search || event.ctrlKey || event.metaKey || event.altKey) return;

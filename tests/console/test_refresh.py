@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from models.engine import engine
+from models.sql import sql
 from tests.api.server import Server
 from tests.console.browser import Visit, chromium
 from tests.console.task_pages import execute
+from tests.servers import wait_until
 from tests.tasks.command_line import submitted
+from tests.tasks.deliveries import scalar
 
 SCHEDULE = """
     INSERT INTO ledger.schedule (name, type, rule, timezone, catch_up, next_at)
     VALUES (:name, :name, '0 * * * *', 'UTC', 'once', ledger.ledger_now() + interval '1 hour')
 """
 EVENT = "INSERT INTO ledger.outbox_event (destination, payload) VALUES ('orders', '{}') RETURNING id"
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 PATH = "/console/schedules"
 
 
@@ -142,3 +148,19 @@ def test_a_workflow_that_was_refused_stays_in_its_form(visit: Visit) -> None:
     assert visit.page.locator(".complaint").is_visible()
     assert "order 17" in visit.page.get_by_label("The workflow as JSON").input_value()
     visit.complaints.clear()  # of the 400
+
+
+def test_a_double_click_submits_one_task_also_if_the_ledger_is_slow(visit: Visit) -> None:
+    (id_,) = submitted({})
+    visit.go(f"/console/tasks/{id_}/edit")
+    box = visit.page.get_by_role("button", name="Submit the new task").bounding_box()
+    assert box
+    with engine().begin() as other:
+        other.execute(sql("LOCK TABLE ledger.ingest_task IN SHARE MODE"))
+        for _ in range(2):
+            visit.page.mouse.click(box["x"] + 9, box["y"] + 9, delay=20)
+            time.sleep(0.2)
+        wait_until(lambda: scalar(WAITING) > 0, "the submit waits")
+    visit.page.get_by_text("Submitted. This is the new task").wait_for()
+    wait_until(lambda: scalar(WAITING) == 0, "no submit waits")
+    assert scalar("SELECT count(*) FROM ledger.ingest_task") == 2
