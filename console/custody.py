@@ -172,12 +172,13 @@ def _lease(seen: Evidence) -> Hop:
         holder = f"{lease.holder} holds it" if lease.holder else "A worker holds it"
         return Hop("Lease", HopState.NOW, f"{holder} until {moment(lease.lease_until)}.")
     runs = sum(each.to_status == TaskStatus.RUNNING for each in seen.details.transitions)
+    number_of = f"more than {number(runs)}" if seen.details.older_transitions else number(runs)
     if task.status not in FINAL:
-        before = f" It had {runs} before." if runs else ""
+        before = f" It had {number_of} before." if runs else ""
         return Hop("Lease", HopState.LATER, f"No worker has it.{before}")
     if not runs:
         return Hop("Lease", HopState.UNNEEDED, "No worker has had it.")
-    return Hop("Lease", HopState.DONE, f"Returned; it had {runs} lease{'' if runs == 1 else 's'}.")
+    return Hop("Lease", HopState.DONE, f"Returned; it had {number_of} lease{'' if runs == 1 else 's'}.")
 
 
 def _effect(seen: Evidence) -> Hop:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -37,6 +38,7 @@ from tasks.operations.task_steps import StoredStep, read_steps
 from tasks.operations.why_waiting import QueueState, Reason, ReasonCode, read_queue, reasons
 
 NO_ANSWER = "The broker does not answer."
+MOST_TRANSITIONS: Final = 2000  # a task that runs every minute has a million in two years
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class SinkEffects:
 def read_facts(task_id: uuid.UUID) -> Facts:
     """Return what the ledger knows. Raises UnknownTask."""
     with engine().connect() as connection:
-        details = read_details(connection, task_id)
+        details = read_details(connection, task_id, most_transitions=MOST_TRANSITIONS)
         task = details.task
         is_open = task.status in (TaskStatus.QUEUED, TaskStatus.RETRYING)
         return Facts(

@@ -101,7 +101,7 @@ async def show(request: Request) -> Response:
         "reasons": [advice(each, details) for each in why(known, waiting, visitor.token)],
         "question": _question(task.status),
         "hops": custody(evidence),
-        "timeline": draw(details.transitions, details.now),
+        "timeline": draw(details.transitions, details.now, older=details.older_transitions),
         "effects": effects,
         "holder": _holder(details.lease),
         "is_lease_lost": details.lease is not None and details.lease.lease_until <= details.now,

@@ -89,7 +89,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the page shows of a history. `left_out` visits lie between the first ones and the latest ones."""
+    """What the page shows of a history. `left_out` visits lie between the first ones and the latest ones.
+
+    If `counted` is not None, only so many of the latest changes were read and counted.
+    """
 
     first: list[Visit]
     left_out: int
@@ -98,34 +101,37 @@ class Timeline:
     ways: list[Way]
     height: int  # of the picture
     summary: str
+    counted: int | None
 
 
-def draw(transitions: Sequence[Transition], now: datetime) -> Timeline:
-    """Return the timeline of a task. The transitions are all of its history, oldest first."""
-    visits = _visits(transitions, now)
+def draw(transitions: Sequence[Transition], now: datetime, *, older: int = 0) -> Timeline:
+    """Return the timeline of a task. The transitions are its history, oldest first, after `older` ones."""
+    visits = _visits(transitions, now, is_whole=not older)
     cut = FIRST_SHOWN if len(visits) > FIRST_SHOWN + LATEST_SHOWN else len(visits)
+    cut = 0 if older else cut
     latest = visits[max(cut, len(visits) - LATEST_SHOWN) :]
     states = _states(visits)
     words = [f"{each.status.lower()} {each.text}".strip() for each in states if each.visits]
     return Timeline(
         visits[:cut],
-        len(visits) - cut - len(latest),
+        older + len(visits) - cut - len(latest),
         latest,
         states,
         _ways(transitions),
         214 if any(each.from_status == TaskStatus.DEAD for each in transitions) else 190,
         f"The way through the states so far: {', '.join(words)}." if words else "No history.",
+        len(visits) if older else None,
     )
 
 
-def _visits(transitions: Sequence[Transition], now: datetime) -> list[Visit]:
+def _visits(transitions: Sequence[Transition], now: datetime, *, is_whole: bool) -> list[Visit]:
     ends = [*(each.created_at for each in transitions[1:]), now]
     lengths = [
         None if each.to_status in FINAL and place == len(transitions) - 1 else max(timedelta(), end - each.created_at)
         for place, (each, end) in enumerate(zip(transitions, ends, strict=False))
     ]
     longest = max((each for each in lengths if each), default=timedelta(seconds=1))
-    runs, failures, found = 0, 0, []
+    runs, failures, found = 0, 0 if is_whole else transitions[0].attempt_count, []
     for place, (each, length) in enumerate(zip(transitions, lengths, strict=True)):
         runs += each.to_status == TaskStatus.RUNNING
         has_failed = each.attempt_count > failures
@@ -136,7 +142,7 @@ def _visits(transitions: Sequence[Transition], now: datetime) -> list[Visit]:
                 each.created_at,
                 length,
                 place == len(transitions) - 1,
-                runs if each.to_status == TaskStatus.RUNNING else None,
+                runs if is_whole and each.to_status == TaskStatus.RUNNING else None,
                 failures if has_failed else None,
                 each.actor,
                 each.message,

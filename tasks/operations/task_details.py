@@ -146,12 +146,19 @@ class Details:
     limit: WaitedLimit | None
     live_workers: list[LiveWorker]
     now: datetime
+    older_transitions: int = 0  # that were not read
 
 
 TASK: Final = sql(f"SELECT {columns_of(StoredTask)} FROM ledger.ingest_task WHERE id = :id")
 TRANSITIONS: Final = sql(
     f"SELECT {columns_of(Transition)} FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id"
 )
+LATEST_TRANSITIONS: Final = sql(f"""
+    SELECT {columns_of(Transition)} FROM (
+        SELECT * FROM ledger.ingest_task_transition WHERE task_id = :id ORDER BY id DESC LIMIT :most) AS latest
+    ORDER BY id
+""")
+COUNT_TRANSITIONS: Final = sql("SELECT count(*) FROM ledger.ingest_task_transition WHERE task_id = :id")
 AUDITS: Final = sql(f"SELECT {columns_of(Audit)} FROM ledger.task_audit WHERE task_id = :id ORDER BY id")
 LEASE: Final = sql(
     "SELECT holder, claimed_at, lease_until, cardinality(task_ids) FROM ledger.task_lease WHERE token = :token"
@@ -202,16 +209,17 @@ def read_transitions(connection: Connection, task_id: uuid.UUID) -> list[Transit
     return _rows(connection, Transition, TRANSITIONS, id=task_id)
 
 
-def read_details(connection: Connection, task_id: uuid.UUID) -> Details:
-    """Return everything about one task. Raises UnknownTask."""
+def read_details(connection: Connection, task_id: uuid.UUID, *, most_transitions: int | None = None) -> Details:
+    """Return everything about one task, or only the latest of its transitions. Raises UnknownTask."""
     task, at = read_task(connection, task_id), now(connection)
     times = [time for time in (task.next_retry_at, task.last_wakeup_at) if time is not None]
     unsent = {"destination": CELERY + task.queue, "id": str(task_id), "now": at, "times": times}
     ahead = {"key": task.partition_key, "seq": task.key_seq, "skipping": skipping(handlers())}
     is_open = task.status in (TaskStatus.QUEUED, TaskStatus.RETRYING)
+    transitions, older = _read_latest(connection, task_id, most_transitions)
     return Details(
         task,
-        read_transitions(connection, task_id),
+        transitions,
         next(iter(_rows(connection, Lease, LEASE, token=task.lease_token)), None),
         _rows(connection, UnsentWakeup, WAKEUPS, **unsent),
         _rows(connection, Audit, AUDITS, id=task_id),
@@ -220,7 +228,17 @@ def read_details(connection: Connection, task_id: uuid.UUID) -> Details:
         next(iter(_rows(connection, WaitedLimit, LIMIT, id=task_id)), None),
         live_workers(connection),
         at,
+        older,
     )
+
+
+def _read_latest(connection: Connection, task_id: uuid.UUID, most: int | None) -> tuple[list[Transition], int]:
+    """Return the latest transitions, oldest first, and how many there are before them."""
+    if most is None:
+        return read_transitions(connection, task_id), 0
+    found = _rows(connection, Transition, LATEST_TRANSITIONS, id=task_id, most=most)
+    older = connection.execute(COUNT_TRANSITIONS, {"id": task_id}).scalar_one() - most if len(found) == most else 0
+    return found, max(0, older)
 
 
 def _rows(connection: Connection, shape: type[T], statement: TextClause, **values: Any) -> list[T]:

@@ -8,6 +8,7 @@ from tests.console.forms import page_of
 from tests.console.task_pages import execute
 from tests.console.visits import logged_in, words
 from tests.servers import ServersOfTests
+from tests.tasks.command_line import submitted
 
 REJECTED = """
     INSERT INTO ledger.receipt (id, level, kind, principal, client_id, payload_sha, policy, accepted_at, promised_by,
@@ -16,6 +17,23 @@ REJECTED = """
            'payload_not_json', 'It is bad.', jsonb_build_object('text', repeat('y', 900000))
     FROM generate_series(1, 20) AS n
 """
+CHANGES = """
+    INSERT INTO ledger.ingest_task_transition (task_id, from_status, to_status, attempt_count, created_at)
+    SELECT :id, CASE n % 2 WHEN 0 THEN 'RUNNING' ELSE 'QUEUED' END, CASE n % 2 WHEN 0 THEN 'QUEUED' ELSE 'RUNNING' END,
+           0, ledger.ledger_now() FROM generate_series(1, 5000) AS n
+"""
+
+
+def test_of_a_task_that_has_run_thousands_of_times_only_the_latest_changes_are_read(stack: ServersOfTests) -> None:
+    (id_,) = submitted({})
+    execute(CHANGES, id=id_)
+    page = page_of(logged_in(make_token("ann", Scope.OPERATE)), f"/console/tasks/{id_}")
+    text = words(page)
+    assert "The picture counts the latest 2,000 changes." in text
+    assert "4,956 more changes are left out here" in text, "of those and the one when it was submitted"
+    assert page.count('<li class="visit ') == 45
+    assert "It had more than 1,000 before." in text
+    assert "run 1" not in text
 
 
 def test_of_large_rejected_messages_only_the_beginnings_are_shown(stack: ServersOfTests) -> None:
