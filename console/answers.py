@@ -20,6 +20,7 @@ from console.visitors import cookie_name, forget_cookie, set_cookie
 from models.errors import CeleriacError, Unreachable
 
 COOKIE: Final = "celeriac_console_said"
+REFRESH: Final = "x-refresh"  # a header that our script sends
 SECONDS: Final = 20
 LONGEST: Final = 1000  # characters; a cookie has room for 4 KB
 
@@ -52,7 +53,12 @@ async def changed(request: Request, change: Callable[[], str], *, back: str) -> 
 
 
 def read_said(request: Request) -> Said | None:
-    """Return the sentence that the page is to show, if there is one."""
+    """Return the sentence that the page is to show, if there is one.
+
+    It is not for a page that loads itself again: that may be another tab, which would take the sentence away.
+    """
+    if REFRESH in request.headers:
+        return None
     value = request.cookies.get(cookie_name(request, COOKIE), "")
     try:
         text, is_refusal = json.loads(base64.urlsafe_b64decode(value))

@@ -147,7 +147,7 @@ function refresh(page) {
     try {
       if (document.hidden || isBeingFilledIn()) return;
       const signal = AbortSignal.timeout(PATIENCE_MS);
-      const response = await fetch(location.href, { headers: { Accept: "text/html" }, signal });
+      const response = await fetch(location.href, { headers: { Accept: "text/html", "X-Refresh": "1" }, signal });
       if (response.redirected || response.status === 403 || response.status === 404) return location.reload();
       if (!response.ok) return mark(true);
       const fresh = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("[data-refresh]");

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from models.engine import engine
 from models.sql import sql
@@ -148,6 +148,42 @@ def test_a_workflow_that_was_refused_stays_in_its_form(visit: Visit) -> None:
     assert visit.page.locator(".complaint").is_visible()
     assert "order 17" in visit.page.get_by_label("The workflow as JSON").input_value()
     visit.complaints.clear()  # of the 400
+
+
+def test_a_page_that_loads_itself_again_does_not_take_away_what_a_form_of_another_tab_has_said(visit: Visit) -> None:
+    add_schedules("b")
+    visit.go(PATH)
+    token = visit.page.locator("[name=form_token]").first.get_attribute("value") or ""
+    form: dict[str, str | float | bool] = {"form_token": token, "name": "b"}
+    address = visit.page.url
+    answer = visit.page.context.request.post(f"{address}/pause", form=form, max_redirects=0)
+    assert answer.status == 303
+    refresh(visit.page)
+    visit.page.locator("section#b .note").wait_for()
+    visit.go(PATH)
+    assert visit.page.get_by_text("The schedule b is paused.").is_visible()
+    visit.go(PATH)
+    assert not visit.page.get_by_text("The schedule b is paused.").is_visible()
+
+
+def test_a_button_that_is_pressed_twice_sends_its_form_once(visit: Visit) -> None:
+    add_schedules("b")
+    visit.go(PATH)
+    sent: list[str] = []
+
+    def answer_nothing(route: Route) -> None:
+        sent.append(route.request.method)
+        route.fulfill(status=204)
+
+    visit.page.route(f"**{PATH}/run", answer_nothing)
+    button = visit.page.get_by_role("button", name="Run b now")
+    with visit.page.expect_request(f"**{PATH}/run"):
+        button.dblclick()
+    button.click()
+    visit.page.clock.run_for(11_000)
+    assert sent == ["POST"]
+    with visit.page.expect_request(f"**{PATH}/run"):
+        button.click()  # it can be sent again, because nothing came back
 
 
 def test_a_double_click_submits_one_task_also_if_the_ledger_is_slow(visit: Visit) -> None:
