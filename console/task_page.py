@@ -44,6 +44,7 @@ from tasks.operations.task_details import Lease, StoredTask, read_task
 
 REFRESH_SECONDS: Final = 2
 REFRESH_FINAL_SECONDS: Final = 10
+MOST_AUDITS: Final = 100
 HOLDER: Final = re.compile(r"(?P<host>.+):(?P<process>\d+)-[^-]+", re.DOTALL)
 
 
@@ -109,6 +110,7 @@ async def show(request: Request) -> Response:
         "search": search,
         "longest_search": LONGEST_SEARCH,
         "origin": _origin(task),
+        "most_audits": MOST_AUDITS,
         "can": await asyncio.to_thread(_possible, facts, visitor.token),
     }
     return render(request, "task.html", values)

@@ -22,6 +22,10 @@ CHANGES = """
     SELECT :id, CASE n % 2 WHEN 0 THEN 'RUNNING' ELSE 'QUEUED' END, CASE n % 2 WHEN 0 THEN 'QUEUED' ELSE 'RUNNING' END,
            0, ledger.ledger_now() FROM generate_series(1, 5000) AS n
 """
+AUDITS = """
+    INSERT INTO ledger.task_audit (task_id, code, worker_id, detail)
+    SELECT :id, 'retry_now', 'console:ann', 'no. ' || n FROM generate_series(1, 300) AS n
+"""
 
 
 def test_of_a_task_that_has_run_thousands_of_times_only_the_latest_changes_are_read(stack: ServersOfTests) -> None:
@@ -34,6 +38,16 @@ def test_of_a_task_that_has_run_thousands_of_times_only_the_latest_changes_are_r
     assert page.count('<li class="visit ') == 45
     assert "It had more than 1,000 before." in text
     assert "run 1" not in text
+
+
+def test_of_many_audits_the_latest_are_shown(stack: ServersOfTests) -> None:
+    (id_,) = submitted({})
+    execute(AUDITS, id=id_)
+    page = page_of(logged_in(make_token("ann", Scope.OPERATE)), f"/console/tasks/{id_}")
+    assert page.count("<td>retry_now</td>") == 100
+    assert "no. 300<" in page
+    assert "no. 200<" not in page
+    assert "These are the 100 latest" in words(page)
 
 
 def test_of_large_rejected_messages_only_the_beginnings_are_shown(stack: ServersOfTests) -> None:
