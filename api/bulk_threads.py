@@ -2,7 +2,7 @@
 
 Any API process may do an action that another one has accepted. The one that accepts it is woken by the route and begins
 at once; if it dies before, another one finds the action within LOOK_SECONDS. A process does MOST_AT_ONCE actions at a
-time, on connections of their own, so that a slow one holds up neither the others nor any request. When the process
+time, on connections of their own, so that they hold up no request; a further action waits. When the process
 stops, its actions are stopped after their batch, and an operator may continue them.
 """
 
