@@ -196,7 +196,8 @@ def _record(engine: Engine, batches: Sequence[Sequence[Entry]]) -> list[list[tup
 
 
 def _save(db: Session, batch: Sequence[Entry]) -> None:
-    task_messages.save(db, task_messages.read(kinds.TASKS, batch))
+    given = task_messages.read(kinds.TASKS, batch)
+    task_messages.save(db, given, task_messages.prepare(given))
 
 
 def _batches(stack: Stack, count: int) -> list[list[Entry]]:

@@ -82,7 +82,11 @@ def read(kind: str, entries: Sequence[Entry]) -> list[Given]:
     return [Given(row_of(kind, entry), _read(entry)) for entry in entries]
 
 
-def save(db: Session, given: Sequence[Given]) -> list[SaveResult]:
+def prepare(_given: Sequence[Given]) -> None:
+    """Prepare nothing: each document has statements of its own."""
+
+
+def save(db: Session, given: Sequence[Given], _prepared: None) -> list[SaveResult]:
     """Store documents one after the other, as their order decides about revisions."""
     return [_save(db, each.upload, each.row) for each in given]
 

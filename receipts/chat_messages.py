@@ -15,10 +15,10 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -204,7 +204,8 @@ def row_of(_kind: str, entry: Entry) -> rows.Row:
 def save_now(db: Session, message: ChatMessage, *, ordered: bool) -> Receipt:
     """Save a message without the receipt log, and return its receipt `saved`; raise IdempotencyConflict."""
     row = message.row(None, policy=COMMIT, ordered=ordered)
-    (found,) = save(db, [Given(message, row, producer())])
+    given = [Given(message, row, producer())]
+    (found,) = save(db, given, prepare(given))
     if isinstance(found, Rejected):
         raise IdempotencyConflict(message.id)
     if found.is_new:
@@ -214,10 +215,10 @@ def save_now(db: Session, message: ChatMessage, *, ordered: bool) -> Receipt:
     return replace(known, duplicate=True)
 
 
-def save(db: Session, given: Sequence[Given]) -> list[SaveResult]:
-    """Write messages, their chats and members, and their receipts into the ledger."""
+def prepare(given: Sequence[Given]) -> Mapping[str, Any]:
+    """Return the parameters of SAVE."""
     messages = [each.message for each in given]
-    values = rows.values_of([each.row for each in given], settings.current().receipt_promise_seconds) | {
+    return rows.values_of([each.row for each in given], settings.current().receipt_promise_seconds) | {
         "chat_ids": array_of_ids(message.chat_id for message in messages),
         "tos": array(message.receiver for message in messages),
         "msg_types": array(message.msg_type for message in messages),
@@ -225,7 +226,11 @@ def save(db: Session, given: Sequence[Given]) -> list[SaveResult]:
         "producers": array(each.producer for each in given),
         "sent_ats": array(_time(message.sent_ms) for message in messages),
     }
-    new = {id_: Saved(seq, saved_at) for id_, seq, saved_at in connection_of(db).execute(SAVE, values)}
+
+
+def save(db: Session, given: Sequence[Given], prepared: Mapping[str, Any]) -> list[SaveResult]:
+    """Write messages, their chats and members, and their receipts into the ledger."""
+    new = {id_: Saved(seq, saved_at) for id_, seq, saved_at in connection_of(db).execute(SAVE, prepared)}
     results: list[SaveResult | None] = []
     for each in given:
         results.append(new.pop(each.row.id, None))  # only the first of two with one id is new

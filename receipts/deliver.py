@@ -32,7 +32,8 @@ def shard_of(number: int, shards: int | None = None) -> Shard:
     group, accepted = current.receipt_group_deliver, kinds.accepted_stream(kinds.CHAT)
     save, deliver = kinds.group_of(current.receipt_group_save), kinds.group_of(group)
     to_save = kinds.shard_key(current.receipt_stream_to_save, number, shards)
-    gate = Gate(lua.GATE_DELIVER, (kinds.switches_key(), to_save), (save, deliver))
+    keys = (kinds.switches_key(), to_save)
+    gate = Gate(lua.GATE_DELIVER, keys, (save, deliver), watched=kinds.switches_key())
     sink = partial(ReceiversSink, to_save)
     return Shard.of(consumer(group, accepted, sink, shards=shards, other_group=save, other_off="on", gate=gate), number)
 

@@ -44,7 +44,10 @@ class Saver(Protocol):
     def read(self, kind: str, entries: Sequence[Entry]) -> Sequence[Any]:
         """Return what each entry says, with its row as `row`. An error concerns one of them. No server is asked."""
 
-    def save(self, db: Session, given: Sequence[Any]) -> list[SaveResult]:
+    def prepare(self, given: Sequence[Any]) -> Any:
+        """Return what `save` needs and can be computed before its transaction. No server is asked."""
+
+    def save(self, db: Session, given: Sequence[Any], prepared: Any) -> list[SaveResult]:
         """Write what `read` returned, and the receipts, into the ledger. An error concerns all of them."""
 
 

@@ -198,16 +198,18 @@ SWITCH: Final = f"""
     return 1
 """
 
-# Which group may read new entries of the accepted stream, and when: conditions for READ (`streams/source.py`).
-# KEYS[3]: switches; KEYS[4]: stream to save. ARGV[6]: group that saves; ARGV[7]: group that delivers
+# Which group may read new entries of the accepted stream, and when (`streams/fenced_read.py`). An open gate stays open
+# until the switches change: nobody else reads new entries of the accepted stream, and nothing moves into the stream to
+# save.
+# KEYS[1]: accepted stream; KEYS[3]: switches; KEYS[4]: stream to save. ARGV: group that saves, group that delivers
 GATE_SAVE_ACCEPTED: Final = f"""
     {_FUNCTIONS}
     local is_open = (redis.call('HGET', KEYS[3], 'delivering') or 'off') ~= 'on'
-        and is_idle(KEYS[1], ARGV[7]) and is_drained(KEYS[4], ARGV[6])
+        and is_idle(KEYS[1], ARGV[2]) and is_drained(KEYS[4], ARGV[1])
 """
 GATE_DELIVER: Final = f"""
     {_FUNCTIONS}
-    local is_open = redis.call('HGET', KEYS[3], 'delivering') == 'on' and is_idle(KEYS[1], ARGV[6])
+    local is_open = redis.call('HGET', KEYS[3], 'delivering') == 'on' and is_idle(KEYS[1], ARGV[1])
 """
 
 # left over: find shards that have entries although RECEIPT_SHARDS does not name them any more.

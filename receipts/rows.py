@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -140,13 +140,20 @@ def insert(db: Db, rows: Sequence[Row], promise_seconds: float) -> dict[uuid.UUI
     """Insert receipts `saved`, and return all of them, also those that exist already."""
     if not rows:
         return {}
-    saved_at, seqs, ids = connection_of(db).execute(INSERT_SAVED, values_of(rows, promise_seconds)).one()
+    found = insert_prepared(db, rows, values_of(rows, promise_seconds))
+    return {row.id: saved for row, saved in zip(rows, found, strict=True)}
+
+
+def insert_prepared(db: Db, rows: Sequence[Row], values: Mapping[str, Any]) -> list[Saved]:
+    """Do the same with what `values_of` returned for these rows, whose ids must not repeat. Keep their order."""
+    saved_at, seqs, ids = connection_of(db).execute(INSERT_SAVED, values).one()
     if ids is None:
-        return {row.id: Saved(seq, saved_at, task_id=row.task_id) for row, seq in zip(rows, seqs, strict=True)}
+        return [Saved(seq, saved_at, task_id=row.task_id) for row, seq in zip(rows, seqs, strict=True)]
     of_ids = {row.id: row for row in rows}
     new = [of_ids[uuid.UUID(id_)] for id_ in ids if id_ is not None]
     found = {row.id: Saved(seq, saved_at, task_id=row.task_id) for row, seq in zip(new, seqs, strict=False)}
-    return found | read_saved(db, [row.id for row in rows if row.id not in found])
+    found |= read_saved(db, [row.id for row in rows if row.id not in found])
+    return [found[row.id] for row in rows]
 
 
 def read_saved(db: Db, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Saved]:

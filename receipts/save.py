@@ -11,7 +11,7 @@
     the ledger is down        the entries wait; `accept` goes on until a stream has RECEIPT_STREAM_LIMIT entries
 
 One saver serves one shard number of every kind, so RECEIPT_SHARDS is the number of savers that work at once. For chats
-it reads the accepted stream, or the stream to save, according to deliver-before-saved; conditions in the read script
+it reads the accepted stream, or the stream to save, according to deliver-before-saved; conditions on reading
 (`lua.py`) keep the order of each sender when that is switched.
 """
 
@@ -30,7 +30,7 @@ from models.guarded_session import GuardedSession
 from models.receipts import Level
 from receipts import chat_messages, frames, kinds, lua
 from receipts.receipt import milliseconds
-from receipts.save_batch import Settled, read_batch, save_batch
+from receipts.save_batch import ReadBatch, Settled, read_batch, save_batch
 from receipts.shard_consumers import EntriesSink, consume_free_number, consumer
 from receipts.streams.consume import ShardRun
 from receipts.streams.consumers import Gate, Shard, StreamConsumer
@@ -55,9 +55,8 @@ def consumers(number: int, shards: int | None = None) -> list[StreamConsumer]:
     current = settings.current()
     group, to_save = current.receipt_group_save, current.receipt_stream_to_save
     save, deliver = kinds.group_of(group), kinds.group_of(current.receipt_group_deliver)
-    gate = Gate(
-        lua.GATE_SAVE_ACCEPTED, (kinds.switches_key(), kinds.shard_key(to_save, number, shards)), (save, deliver)
-    )
+    keys = (kinds.switches_key(), kinds.shard_key(to_save, number, shards))
+    gate = Gate(lua.GATE_SAVE_ACCEPTED, keys, (save, deliver), watched=kinds.switches_key())
     accepted = kinds.accepted_stream(kinds.CHAT)
     chats = partial(SavingSink, kinds.CHAT)
     saver = partial(consumer, group, shards=shards, make_run=OverlappedRun)
@@ -80,16 +79,16 @@ class SavingSink(EntriesSink):
         super().__init__(run)
         self.kind = kind
         self.is_delivered = is_delivered  # the receiver got the message before it was saved
-        self.given: Sequence[Any] | None = None  # what the entries say, if all of them can be read
+        self.read: ReadBatch | None = None  # what the entries say, if all of them can be read
         self.results: list[Settled] = []
 
     def add(self, entries: Sequence[Entry]) -> None:
         super().add(entries)
-        self.given = read_batch(self.kind, self.entries)
+        self.read = read_batch(self.kind, self.entries)
 
     def write(self, db: GuardedSession) -> None:
         failpoint("receipts.before_save")
-        self.results = save_batch(db, self.kind, self.entries, self.given)
+        self.results = save_batch(db, self.kind, self.entries, self.read)
 
     def on_checkpoint_complete(self, _checkpoint_id: int, /) -> None:
         failpoint("receipts.after_save")

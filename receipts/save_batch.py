@@ -68,28 +68,33 @@ class Settled(NamedTuple):
         return replace(receipt, level=Level.REJECTED, code=self.rejected.code, reason=self.rejected.reason)
 
 
-def read_batch(kind: str, entries: Sequence[Entry]) -> Sequence[Any] | None:
+class ReadBatch(NamedTuple):
+    """What entries say, and what can be computed of it before the transaction that saves them."""
+
+    given: Sequence[Any]
+    prepared: Any
+
+
+def read_batch(kind: str, entries: Sequence[Entry]) -> ReadBatch | None:
     """Return what entries of one kind say, or None if one of them cannot be read."""
     try:
-        return kinds.saver_of(kind).read(kind, entries)
+        return _read(kind, entries)
     except (CeleriacError, *UNREADABLE):
         return None
 
 
-def save_batch(
-    db: GuardedSession, kind: str, entries: Sequence[Entry], given: Sequence[Any] | None = None
-) -> list[Settled]:
+def save_batch(db: GuardedSession, kind: str, entries: Sequence[Entry], read: ReadBatch | None = None) -> list[Settled]:
     """Save entries of one kind in the transaction of `db`, and reject those that can never be saved.
 
-    `given` is what `read_batch` returned for them, if they were read beforehand.
+    `read` is what `read_batch` returned for them, if they were read beforehand.
     """
     if not entries:
         return []
-    saver = kinds.saver_of(kind)
+    given: Sequence[Any] = ()
     try:
-        given = saver.read(kind, entries) if given is None else given
+        given, prepared = _read(kind, entries) if read is None else read
         with db.begin_nested(), tasks_are_accepted():
-            results = saver.save(db, given)
+            results = kinds.saver_of(kind).save(db, given, prepared)
             return [_settle(db, *each) for each in zip(entries, given, results, strict=True)]
     except Exception as error:
         if not _is_fault_of_an_entry(error):
@@ -99,6 +104,12 @@ def save_batch(
             return [_reject(db, entries[0], one, row, _rejected(error))]
         middle = len(entries) // 2
         return [*save_batch(db, kind, entries[:middle]), *save_batch(db, kind, entries[middle:])]
+
+
+def _read(kind: str, entries: Sequence[Entry]) -> ReadBatch:
+    saver = kinds.saver_of(kind)
+    given = saver.read(kind, entries)
+    return ReadBatch(given, saver.prepare(given))
 
 
 def _settle(db: GuardedSession, entry: Entry, given: Any, result: SaveResult) -> Settled:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -25,7 +25,8 @@ from receipts.receipt import AOF_ALWAYS, COMMIT, Receipt, from_milliseconds
 from receipts.save_results import Rejected, Saved, SaveResult
 from receipts.streams.entries import Entry
 from tasks.submission.envelope import CheckedTask, NewTask, check_task, with_payload
-from tasks.submission.submit import IdempotencyConflict, Submitted, id_of, submit_each
+from tasks.submission.submit import IdempotencyConflict, PreparedTasks, Submitted, id_of, submit_each, submit_prepared
+from tasks.submission.submit import prepare as prepare_tasks
 
 ID: Final = "id"
 KEY: Final = "key"
@@ -88,21 +89,37 @@ def read(kind: str, entries: Sequence[Entry]) -> list[Given]:
     return [Given(row_of(kind, entry), _read(entry, known)) for entry in entries]
 
 
-def save(db: Session, given: Sequence[Given]) -> list[SaveResult]:
-    """Write tasks, their wake-ups and their receipts into the ledger: one statement for the tasks, one for receipts."""
-    once: dict[uuid.UUID, CheckedTask] = {}  # a message may be in a batch twice; the first one counts
+class Prepared(NamedTuple):
+    """The tasks of a batch as parameters of the two statements that save it."""
+
+    once: dict[uuid.UUID, CheckedTask]  # a message may be in a batch twice; the first one counts
+    tasks: PreparedTasks
+    rows: Sequence[rows.Row]  # of the same tasks
+    receipts: Mapping[str, Any]
+
+
+def prepare(given: Sequence[Given]) -> Prepared:
+    once: dict[uuid.UUID, CheckedTask] = {}
     first_rows: list[rows.Row] = []
     for each in given:
         if isinstance(each.task, CheckedTask) and each.row.id not in once:
             once[each.row.id] = each.task
             first_rows.append(each.row)
-    submitted = submit_each(db, list(once.items()))
-    accepted = [row for row, found in zip(first_rows, submitted, strict=True) if isinstance(found, Submitted)]
-    saved = rows.insert(db, accepted, settings.current().receipt_promise_seconds)
-    if len(accepted) == len(given) and all(found.created for found in submitted if isinstance(found, Submitted)):
-        return [saved[row.id] for row in accepted]
-    found_of = dict(zip(once, submitted, strict=True))
-    return [_result(each, once, found_of, saved) for each in given]
+    return Prepared(once, prepare_tasks(list(once.items())), first_rows, _receipts(first_rows))
+
+
+def save(db: Session, given: Sequence[Given], prepared: Prepared) -> list[SaveResult]:
+    """Write tasks, their wake-ups and their receipts into the ledger: one statement for the tasks, one for receipts."""
+    existing = submit_prepared(db, prepared.tasks)
+    accepted, receipts = prepared.rows, prepared.receipts
+    if any(isinstance(found, IdempotencyConflict) for found in existing.values()):
+        accepted = [row for row in accepted if not isinstance(existing.get(row.id), IdempotencyConflict)]
+        receipts = _receipts(accepted)
+    results = rows.insert_prepared(db, accepted, receipts) if accepted else []
+    if len(results) == len(given) and not existing:
+        return [*results]
+    saved = {row.id: result for row, result in zip(accepted, results, strict=True)}
+    return [_result(each, prepared.once, existing, saved) for each in given]
 
 
 def row_of(kind: str, entry: Entry) -> rows.Row:
@@ -138,18 +155,21 @@ def _check(written: str) -> CheckedTask:
     return checked if checked.batch else checked._replace(batch=batch)
 
 
+def _receipts(given: Sequence[rows.Row]) -> Mapping[str, Any]:
+    return rows.values_of(given, settings.current().receipt_promise_seconds) if given else {}
+
+
 def _result(
     given: Given,
-    once: dict[uuid.UUID, CheckedTask],
-    submitted: dict[uuid.UUID, Submitted | IdempotencyConflict],
+    once: Mapping[uuid.UUID, CheckedTask],
+    existing: Mapping[uuid.UUID, Submitted | IdempotencyConflict],
     saved: dict[uuid.UUID, Saved],
 ) -> SaveResult:
     if isinstance(given.task, Rejected):
         return given.task
     id_ = given.row.id
-    found = submitted[id_]
+    found = existing.get(id_)
     if isinstance(found, IdempotencyConflict) or once[id_].payload != given.task.payload:
         conflict = IdempotencyConflict(id_)
         return Rejected(conflict.code, conflict.message)
-    result = saved[id_]
-    return result if result.is_new == found.created else result._replace(is_new=found.created)
+    return saved[id_]._replace(is_new=found is None)

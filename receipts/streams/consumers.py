@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A condition on which new entries may be read: Lua that sets `is_open`, with further keys and values."""
+    """A condition on which new entries may be read: Lua that sets `is_open`, with further keys and values.
+
+    A gate that was open must stay open as long as the key `watched` does not change.
+    """
 
     lua: str
     keys: tuple[str, ...]  # KEYS[3] and following
-    values: tuple[str, ...]  # ARGV[6] and following
+    values: tuple[str, ...]  # ARGV[1] and following
+    watched: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@
 
 New entries are not read before no other consumer has unacknowledged ones, so entries keep their order over a takeover.
 A consumer that lost its shard cannot read ahead of the new one either: the holder of the shard writes its token into
-Redis, and the scripts below read only for that token. The holder first writes the token and then asks the ledger
-whether the shard is still its own, so a token that was written too late is not used.
+Redis, and entries are claimed and read only for that token (`fenced_read.py`). The holder first writes the token and
+then asks the ledger whether the shard is still its own, so a token that was written too late is not used.
 
 The client never repeats a command by itself: entries whose reply was lost would be skipped.
 """
@@ -25,6 +25,7 @@ from models.errors import Unreachable
 from receipts.streams.consumers import Shard
 from receipts.streams.entries import Entry
 from receipts.streams.fault_events import FaultEvent, log_event
+from receipts.streams.fenced_read import NEW, FencedReader, NotRead
 from receipts.streams.shard_lease import ShardLease
 from sinks.hash_tags import key_beside
 
@@ -57,16 +58,6 @@ CLAIM: Final = """
     end
     return {claimed, others, deleted}
 """
-READ: Final = """
-    if redis.call('GET', KEYS[2]) ~= ARGV[1] then return false end
-    {gate}
-    if ARGV[5] == '>' and not is_open then return 'closed' end
-    local found = redis.call('XREADGROUP', 'GROUP', ARGV[2], ARGV[3], 'COUNT', ARGV[4], 'STREAMS', KEYS[1], ARGV[5])
-    return found and found[1][2] or {{}}
-"""
-ALWAYS_OPEN: Final = "local is_open = true"
-CLOSED: Final = "closed"
-NEW: Final = ">"
 PATIENCE_SECONDS: Final = 5.0  # for an answer of Redis, beyond the time of a blocking read
 NOT_IDLE_PAUSE_SECONDS: Final = 0.2
 CLOSED_PAUSE_SECONDS: Final = 0.02
@@ -91,8 +82,7 @@ class StreamSource:
         )
         self._holder_key = key_beside(shard.key, f"holder:{shard.group}")
         self._claim = self.client.register_script(CLAIM)
-        self.gate = shard.consumer.gate
-        self._read = self.client.register_script(READ.format(gate=self.gate.lua if self.gate else ALWAYS_OPEN))
+        self._reader = FencedReader(self.client, shard, self._holder_key)
         self.is_closed = False  # at the last read, for the gate or for entries of another consumer
         self._is_claimed = False
         self._position = "0"  # in our history, then NEW
@@ -179,11 +169,10 @@ class StreamSource:
         return True
 
     def _read_from(self, position: str, count: int) -> list[Entry]:
-        values, keys = (self.gate.values, self.gate.keys) if self.gate else ((), ())
-        answer = self._fenced(self._read, self.shard.group, self.shard.holder, count, position, *values, more_keys=keys)
-        self.is_closed = answer == CLOSED
-        rows = [] if self.is_closed else answer
-        entries = [Entry(id_, _pairs(fields)) for id_, fields in rows]
+        while (found := self.ask(self._reader.read, self.lease.token.hex, position, count)) is NotRead.NOT_HOLDER:
+            self._become_holder()
+        self.is_closed = found is NotRead.CLOSED
+        entries = [] if self.is_closed else [Entry(id_, _pairs(fields)) for id_, fields in found]
         if entries and position == NEW:
             self.last_id = entries[-1].id
         elif entries:

@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -152,24 +152,49 @@ def _submit(session: Db | Engine, given: Sequence[CheckedTask]) -> list[Submitte
         raise
 
 
-def submit_each(session: Db, tasks: Sequence[tuple[uuid.UUID, CheckedTask]]) -> list[Submitted | IdempotencyConflict]:
-    """Submit tasks whose ids are known already, in one transaction; a conflict does not undo the others.
+class Chunk(NamedTuple):
+    """Up to a thousand tasks as the parameters of SUBMIT, as far as they are known before the transaction."""
 
-    Their ids must not repeat. A type or queue that is unknown raises, and nothing was submitted then.
-    """
+    ids: Sequence[uuid.UUID]
+    tasks: Sequence[CheckedTask]
+    values: dict[str, Any]
+
+
+class PreparedTasks(NamedTuple):
+    """Tasks whose ids are known already, in the order that was given, and as chunks sorted by type and key."""
+
+    tasks: Sequence[tuple[uuid.UUID, CheckedTask]]
+    chunks: Sequence[Chunk]
+
+
+def prepare(tasks: Sequence[tuple[uuid.UUID, CheckedTask]]) -> PreparedTasks:
+    """Prepare tasks for `submit_prepared`. Their ids must not repeat."""
     in_order = sorted(tasks, key=lambda each: (each[1].new.type, each[1].new.key or ""))
-    turns = _draw_turns(session, [checked for _, checked in tasks])
-    turn_of = {} if turns is None else {id_: turn for (id_, _), turn in zip(tasks, turns, strict=True)}
+    parts = [in_order[start : start + CHUNK] for start in range(0, len(in_order), CHUNK)]
+    return PreparedTasks(tasks, [_chunk([id_ for id_, _ in part], [checked for _, checked in part]) for part in parts])
+
+
+def submit_prepared(session: Db, prepared: PreparedTasks) -> dict[uuid.UUID, Submitted | IdempotencyConflict]:
+    """Submit tasks in one transaction. Return those that existed before; a conflict does not undo the others.
+
+    A type or queue that is unknown raises, and nothing was submitted then.
+    """
+    turns = _draw_turns(session, [checked for _, checked in prepared.tasks])
+    turn_of = {} if turns is None else {id_: turn for (id_, _), turn in zip(prepared.tasks, turns, strict=True)}
     found: dict[uuid.UUID, Submitted | IdempotencyConflict] = {}
     written = _Written()
-    for start in range(0, len(in_order), CHUNK):
-        chunk = in_order[start : start + CHUNK]
-        ids = [id_ for id_, _ in chunk]
-        chunk_turns = None if turns is None else array(turn_of[id_] for id_ in ids)
-        rows = _insert(session, ids, [checked for _, checked in chunk], chunk_turns, written)
-        found |= {row[0]: _existing_or_conflict(*row) for row in rows}
+    for chunk in prepared.chunks:
+        chunk_turns = None if turns is None else array(turn_of[id_] for id_ in chunk.ids)
+        rows = _insert(session, chunk, chunk_turns, written)
+        found |= {row[0]: _existing_or_conflict(*row) for row in rows or () if row[1] is not None}
     wakeups.publish_after_commit(session, written.wakeups)
-    return [found[id_] for id_, _ in tasks]
+    return found
+
+
+def submit_each(session: Db, tasks: Sequence[tuple[uuid.UUID, CheckedTask]]) -> list[Submitted | IdempotencyConflict]:
+    """Submit tasks as `submit_prepared` does, and return a result for each."""
+    existing = submit_prepared(session, prepare(tasks))
+    return [existing.get(id_) or _created(id_) for id_, _ in tasks]
 
 
 def _submit_checked(session: Db, given: Sequence[CheckedTask]) -> list[Submitted]:
@@ -217,7 +242,8 @@ class _Written:
 
 def _submit_chunk(session: Db, chunk: Sequence[CheckedTask], turns: str | None, written: _Written) -> list[Submitted]:
     ids = [id_of(each.new) for each in chunk]
-    return [_existing(*row) for row in _insert(session, ids, chunk, turns, written)]
+    rows = _insert(session, _chunk(ids, chunk), turns, written)
+    return [_created(id_) for id_ in ids] if rows is None else [_existing(*row) for row in rows]
 
 
 def id_of(new: NewTask) -> uuid.UUID:
@@ -225,31 +251,41 @@ def id_of(new: NewTask) -> uuid.UUID:
     return fresh_id() if new.key is None else keyed_id(new.type, new.key)
 
 
-def _insert(
-    session: Db, ids: Sequence[uuid.UUID], chunk: Sequence[CheckedTask], turns: str | None, written: _Written
-) -> list[tuple[uuid.UUID, str | None, bool]]:
-    """Insert tasks. Return for each its id, its status if it existed before, and whether the payload is the same."""
-    expires = any(each.new.expires is not None for each in chunk)
+def _chunk(ids: Sequence[uuid.UUID], tasks: Sequence[CheckedTask]) -> Chunk:
+    expires = any(each.new.expires is not None for each in tasks)
     values = {
         "ids": array_of_ids(ids),
-        "types": array(each.new.type for each in chunk),
-        "payloads": array(each.payload for each in chunk),
-        "contexts": array(each.context for each in chunk),
-        "queues": array(each.queue for each in chunk),
-        "priorities": array(each.priority for each in chunk),
-        "keys": array(each.new.key for each in chunk),
-        "max_attempts": array(each.max_attempts for each in chunk),
-        "run_ats": array(each.run_at for each in chunk),
-        "delays": array(each.delay_seconds for each in chunk),
-        "notifies": array(each.new.notify for each in chunk),
-        "partition_keys": array(each.new.partition_key for each in chunk),
+        "types": array(each.new.type for each in tasks),
+        "payloads": array(each.payload for each in tasks),
+        "contexts": array(each.context for each in tasks),
+        "queues": array(each.queue for each in tasks),
+        "priorities": array(each.priority for each in tasks),
+        "keys": array(each.new.key for each in tasks),
+        "max_attempts": array(each.max_attempts for each in tasks),
+        "run_ats": array(each.run_at for each in tasks),
+        "delays": array(each.delay_seconds for each in tasks),
+        "notifies": array(each.new.notify for each in tasks),
+        "partition_keys": array(each.new.partition_key for each in tasks),
+        "batches": array(each.batch for each in tasks),
+        "expires_ats": array(each.expires_at for each in tasks) if expires else None,
+        "expire_delays": array(each.expire_seconds for each in tasks) if expires else None,
+    }
+    return Chunk(ids, tasks, values)
+
+
+def _insert(
+    session: Db, chunk: Chunk, turns: str | None, written: _Written
+) -> list[tuple[uuid.UUID, str | None, bool]] | None:
+    """Insert tasks; return None if all are new.
+
+    Otherwise return for each its id, its status if it existed before, and whether the payload is the same.
+    """
+    values = {
+        **chunk.values,
         "turns": turns,
-        "batches": array(each.batch for each in chunk),
         "actor": actor(),
         "refusable": not are_accepted(),
-        "expires_ats": array(each.expires_at for each in chunk) if expires else None,
-        "expire_delays": array(each.expire_seconds for each in chunk) if expires else None,
-        **wakeups.lease_values(session, _queues_of(chunk)),
+        **wakeups.lease_values(session, _queues_of(chunk.tasks)),
     }
     row = SUBMIT.row(connection_of(session), values)
     statuses, same, wakeup_ids, ours, unknown_type, unknown_queue, refusing_queue = row
@@ -259,11 +295,11 @@ def _insert(
         raise refusal_of(connection_of(session), refusing_queue)
     written.wakeup_ids += wakeup_ids or ()
     written.wakeups += ours or ()
-    if statuses is None:  # all tasks are new
-        written.ids += ids
-        return [(id_, None, True) for id_ in ids]
-    written.ids += [id_ for id_, status in zip(ids, statuses, strict=True) if status is None]
-    return list(zip(ids, statuses, same, strict=True))
+    if statuses is None:
+        written.ids += chunk.ids
+        return None
+    written.ids += [id_ for id_, status in zip(chunk.ids, statuses, strict=True) if status is None]
+    return list(zip(chunk.ids, statuses, same, strict=True))
 
 
 def _queues_of(chunk: Sequence[CheckedTask]) -> set[str]:
@@ -285,10 +321,14 @@ def _unknown(session: Db, unknown_type: str | None, unknown_queue: str | None) -
     return UnknownQueue(f"There is no queue {unknown_queue!r}; the workers know {queues}.")
 
 
+def _created(id_: uuid.UUID) -> Submitted:
+    return Submitted(id_, TaskStatus.QUEUED, created=True)
+
+
 def _existing(id_: uuid.UUID, status: str | None, same: bool) -> Submitted:
     """Return the task that has this id. `status` is None if it was created now, and empty if it was pruned just now."""
     if status is None:
-        return Submitted(id_, TaskStatus.QUEUED, created=True)
+        return _created(id_)
     if not status:
         raise LedgerBusy(f"The task {id_} was pruned at this moment; submit it again.")
     if not same:

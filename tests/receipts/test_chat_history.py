@@ -64,7 +64,8 @@ def save(db: Session, *ids: str, sender: str = "ann", receiver: str = "bob") -> 
     """Save messages in one batch, all accepted at the same time, as a saver does."""
     given = [ChatMessage(sender, receiver, each, f"body of {each}") for each in ids]
     rows = [each.row(None, policy=COMMIT) for each in given]
-    results = chat_messages.save(db, [chat_messages.Given(*each, None) for each in zip(given, rows, strict=True)])
+    read = [chat_messages.Given(*each, None) for each in zip(given, rows, strict=True)]
+    results = chat_messages.save(db, read, chat_messages.prepare(read))
     assert all(isinstance(result, Saved) for result in results)
 
 

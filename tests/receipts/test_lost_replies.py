@@ -15,6 +15,7 @@ from tests.receipts.consuming import StreamUnderTest, point_at
 
 COUNT = 6
 FAULTS = [Fault.LOSE_REPLY, Fault.RESET]
+READ = [rb"WATCH ", rb"XREADGROUP ", rb"EXEC"]  # the history of the consumer first, then new entries
 
 
 @pytest.fixture
@@ -38,14 +39,17 @@ def ledger_line(stream: StreamUnderTest) -> Iterator[FaultProxy]:
 
 @pytest.mark.guarantee
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("command", "nth"),
+    [(EVALSHA, 1), (EVALSHA, 2), (EVALSHA, 3), *[(command, nth) for command in READ for nth in (1, 2)]],
+)
 @only("Redis list", "two-phase PostgreSQL")
 def test_a_read_whose_reply_is_lost_skips_no_entry_and_keeps_the_order(
-    stream: StreamUnderTest, redis_line: FaultProxy, fault: Fault, nth: int
+    stream: StreamUnderTest, redis_line: FaultProxy, fault: Fault, command: bytes, nth: int
 ) -> None:
     """Entries of a lost reply are unacknowledged. A client that repeated the read would get the ones behind them."""
     stream.add(*range(COUNT))
-    redis_line.arm(fault, EVALSHA, nth=nth)
+    redis_line.arm(fault, command, nth=nth)
     with pytest.raises(Unreachable, match=r"Redis at 127.0.0.1:\d+ is unreachable"):
         stream.consume()
     assert redis_line.strikes

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from models.engine import engine
 from models.errors import LeaseLost
+from receipts.streams import fenced_read
+from receipts.streams.consume import ShardRun
 from receipts.streams.consumers import StreamConsumer
 from receipts.streams.entries import Batch
 from sinks.contract import SinkMisused
@@ -134,6 +137,35 @@ def test_a_consumer_that_lost_its_shard_cannot_read_ahead_of_the_new_one(stream:
     first.end()
     consume_until_idle(second)
     second.end()
+    assert stream.place.seen() == list(range(COUNT))
+
+
+@pytest.mark.guarantee
+@only("Redis list")
+def test_a_consumer_that_loses_its_shard_between_the_check_and_the_read_takes_no_entry(
+    stream: StreamUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has its token when it asks; before it reads, another consumer has written its own."""
+    first = stream.begin("first")
+    assert not first.collect()
+    stream.add(*range(COUNT))
+    second: list[ShardRun] = []
+    ask = fenced_read._ask
+
+    def ask_and_be_overtaken(connection: object, commands: Sequence[Sequence[object]]) -> list[object]:
+        answers = ask(connection, commands)
+        if commands[0][0] == "WATCH" and not second:
+            stream.time_passes()
+            second.append(stream.begin("second"))
+        return answers
+
+    monkeypatch.setattr(fenced_read, "_ask", ask_and_be_overtaken)
+    with pytest.raises(LeaseLost):
+        first.collect()
+    assert not stream.unacknowledged()
+    first.end()
+    consume_until_idle(second[0])
+    second[0].end()
     assert stream.place.seen() == list(range(COUNT))
 
 
