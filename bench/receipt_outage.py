@@ -3,12 +3,13 @@
 The lag is savedAt − acceptedAt of the receipt. savedAt is read inside the transaction, so it is before the commit.
 
 The backlog grows while PostgreSQL is stopped. The load ends right before PostgreSQL starts again, so that the drain and
-the bare INSERTs have the same machine to themselves. The drain counts from the first save after the outage to the last,
-by the ledger's clock.
+the bare INSERTs have the same machine to themselves; if the backlog is too small then, `receipt_backlog.py` adds to it.
+The drain counts from the first save after the outage to the last, by the ledger's clock.
 
 The bare rate is that of the saver's own INSERTs: the same statements for as many rows, with the same batch size, one
 transaction per batch, on one connection of the driver. Their values are prepared beforehand. A second rate is that of
-the saver's own code for the same entries, which are in memory: it shows what the streams cost. Neither uses Redis.
+the saver's own code for the same entries, which are in memory: it shows what the streams cost. Neither uses Redis. Both
+are measured several times, in turn, and the medians count.
 
 `lost` counts receipts that a client got for tasks that are not saved, `doubled` the tasks that are in the ledger more
 than once: each task of a run has a number of its own in its payload.
@@ -21,13 +22,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any, Final
 
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from bench.peers.programs import MeasurementFailed
-from bench.receipt_load import ACCEPTED, CREATED, TEXT, Answer, Load, Target, Waits, at_rate, percentile
+from bench.receipt_backlog import accept_messages, task_message
+from bench.receipt_load import ACCEPTED, CREATED, Answer, Load, Target, Waits, at_rate, percentile
 from bench.receipt_stack import Stack
 from bench.scratch import postgres_stopped, write_checkpoint
 from models.driver_values import array_of_ids
@@ -35,10 +38,10 @@ from models.engine import make_engine
 from models.sql import sql
 from receipts import kinds, task_messages
 from receipts.streams.entries import Entry
-from tasks.submission.envelope import NewTask
 
 BEFORE_SECONDS: Final = 2.0  # of load before PostgreSQL is stopped
 LONGEST_LOAD_SECONDS: Final = 3600.0
+TURNS: Final = 3  # of the two rates without a saver
 STATEMENTS: Final = ("EXECUTE", "WITH")  # those that insert; the others begin and end transactions
 LAGS: Final = sql("""
     SELECT extract(epoch FROM saved_at - accepted_at) FROM ledger.receipt
@@ -76,6 +79,7 @@ class Outage:
     seconds: float
     received: int
     refused: int  # requests without a receipt
+    added: int  # to the backlog, without HTTP
     accepted: Waits  # until the answer, from the load before the outage to its end
     backlog: int  # messages that waited when PostgreSQL answered again
     first_save_seconds: float  # from then on
@@ -101,13 +105,14 @@ def measure_sustained(stack: Stack, target: Target, rate: float, seconds: float)
     return Sustained(seconds, load.per_second, load.waits(), percentile(lags, 0.5), percentile(lags, 0.99))
 
 
-def measure_outage(stack: Stack, target: Target, rate: float, seconds: float) -> Outage:
+def measure_outage(stack: Stack, target: Target, rate: float, seconds: float, least_backlog: int) -> Outage:
     """Stop PostgreSQL under load, and measure the drain of what was accepted meanwhile."""
     with _Loading(target, rate) as loading:
         time.sleep(BEFORE_SECONDS)
         with postgres_stopped(stack.settings):
             time.sleep(seconds)
             load = loading.end()
+            added = accept_messages(target, max(0, least_backlog - stack.waiting()))
         answers_again_at = datetime.now(UTC)
     backlog = stack.waiting()
     stack.await_saved()
@@ -117,12 +122,14 @@ def measure_outage(stack: Stack, target: Target, rate: float, seconds: float) ->
         raise MeasurementFailed("The backlog was one batch only: measure a longer outage.")
     drain = count / (last - first).total_seconds()
     received = [answer for answer in load.answers if answer.status == CREATED]
-    lost, doubled = compare(stack, received)
-    bare, without_redis = measure_inserts(stack, backlog)
+    lost, doubled = compare(stack, [*receipt_ids(received), *added])
+    turns = [measure_inserts(stack, backlog) for _ in range(TURNS)]
+    bare, without_redis = median(turn[0] for turn in turns), median(turn[1] for turn in turns)
     return Outage(
         seconds,
         len(received),
         len(load.answers) - len(received),
+        len(added),
         load.waits(),
         backlog,
         (first - answers_again_at).total_seconds(),
@@ -136,12 +143,12 @@ def measure_outage(stack: Stack, target: Target, rate: float, seconds: float) ->
     )
 
 
-def compare(stack: Stack, received: Sequence[Answer]) -> tuple[int, int]:
+def compare(stack: Stack, accepted: Sequence[str]) -> tuple[int, int]:
     """Return how many of these receipts the ledger does not keep, and how many tasks it has more than once."""
     with stack.engine.connect() as connection:
         saved = {str(id_) for id_ in connection.execute(SAVED).scalars()}
         doubled: int = connection.execute(DOUBLED).scalar_one()
-    return len(set(receipt_ids(received)) - saved), doubled
+    return len(set(accepted) - saved), doubled
 
 
 def receipt_ids(answers: Sequence[Answer]) -> list[str]:
@@ -208,8 +215,7 @@ def _batches(stack: Stack, count: int) -> list[list[Entry]]:
 
 def _entry(number: int) -> Entry:
     """Return an entry as `accept` would write it for the task of a client."""
-    new = NewTask("bench.task", {"n": -1 - number, "text": TEXT}, context={"principal": "bench"})
-    message = task_messages.message_of(new, principal="bench", client_id=None)
+    message = task_message(-1 - number)
     fields = {name: str(value) for name, value in message.fields.items()}
     return Entry(f"{number}-0", {"createdAtMs": str(int(time.time() * 1000)), **fields})
 

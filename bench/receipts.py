@@ -111,11 +111,12 @@ def measure(
     rate: float,
     sustained_seconds: float,
     outage_seconds: float,
+    backlog: int,
     clients: int,
     messages: int,
     say: Say,
 ) -> Found:
-    """Measure everything once. Without `clients` the chat is left out."""
+    """Measure everything once. `backlog` is the fewest messages to drain. Without `clients` the chat is left out."""
     with running_servers() as stack:
         target = Target(stack.create_token("bench", Scope.TASKS_SUBMIT))
         with stack.programs():
@@ -129,7 +130,7 @@ def measure(
             say(f"{sustained_seconds:g} s at {half:,.0f} requests/s …")
             sustained = measure_sustained(stack, target, half, sustained_seconds)
             say(f"PostgreSQL stopped for {outage_seconds:g} s at {half:,.0f} requests/s …")
-            outage = measure_outage(stack, target, half, outage_seconds)
+            outage = measure_outage(stack, target, half, outage_seconds, backlog)
         with stack.slow_commits(SLOW_COMMIT_MS) as variables, stack.programs(variables):
             target.port = stack.port
             say(f"commits {SLOW_COMMIT_MS:g} ms slower: {rate:,.0f} requests/s, then as many as possible …")

@@ -32,6 +32,15 @@ def receipts(
         float, typer.Option(min=1, max=3600, help="Seconds of steady load for the save lag.")
     ] = 60,
     outage_seconds: Annotated[float, typer.Option(min=1, max=300, help="Seconds without PostgreSQL.")] = 30,
+    backlog: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=100_000,
+            help="Fewest messages that must wait at the end of the outage. What the load did not send is accepted"
+            " without HTTP.",
+        ),
+    ] = 20_000,
     clients: Annotated[int, typer.Option(min=0, max=2000, help="Number of chat clients; 0: no chat.")] = 500,
     messages: Annotated[int, typer.Option(min=1, max=1000, help="Number of messages of each chat client.")] = 6,
     as_json: Json = False,
@@ -53,6 +62,7 @@ def receipts(
             rate=rate,
             sustained_seconds=sustained_seconds,
             outage_seconds=outage_seconds,
+            backlog=backlog,
             clients=clients,
             messages=messages,
             say=show,
@@ -96,7 +106,7 @@ def _print_saving(sustained: Sustained, outage: Outage) -> None:
             ("receipts received", f"{outage.received:,}"),
             ("requests without a receipt", f"{outage.refused:,}"),
             ("request → accepted, p50 and p99 ms", f"{outage.accepted.p50_ms:.1f} and {outage.accepted.p99_ms:.1f}"),
-            ("backlog", f"{outage.backlog:,}"),
+            ("backlog", f"{outage.backlog:,}, of which {outage.added:,} accepted without HTTP"),
             ("first save", f"after {outage.first_save_seconds:.1f} s"),
             ("drain", f"{outage.drain_per_second:,.0f}/s"),
             ("bare INSERTs", f"{outage.bare_per_second:,.0f}/s, the drain is {outage.drain_ratio:.0%}"),

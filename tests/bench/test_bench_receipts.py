@@ -52,6 +52,7 @@ FOUND = Found(
         30,
         received=10_000,
         refused=1,
+        added=500,
         accepted=Waits(4, 9),
         backlog=9000,
         first_save_seconds=2,
@@ -196,7 +197,15 @@ def measured(temporary: Path, variables: Mapping[str, str] | None = None, **opti
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_bench_receipts_measures_everything_loses_nothing_and_cleans_up(temporary: Path) -> None:
-    few = {"seconds": 1, "rate": 50, "sustained_seconds": 2, "outage_seconds": 3, "clients": 6, "messages": 8}
+    few = {
+        "seconds": 1,
+        "rate": 50,
+        "sustained_seconds": 2,
+        "outage_seconds": 3,
+        "backlog": 5000,
+        "clients": 6,
+        "messages": 8,
+    }
     output = measured(temporary, {"RECEIPT_BATCH_SIZE": "50"}, **few)  # a short outage must leave several batches
     found = output["found"]
     assert found.keys() == {field.name for field in dataclasses.fields(Found)}
@@ -219,7 +228,7 @@ def test_bench_receipts_measures_everything_loses_nothing_and_cleans_up(temporar
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_accepted_is_fast_while_commits_are_slow_and_saving_keeps_up(temporary: Path) -> None:
-    """The drain is measured, and not judged here: one saver does not reach its goal."""
+    """The drain is measured, and not judged here: its ratio depends on what else the machine does."""
     goals = measured(temporary, sustained_seconds=30, outage_seconds=15, clients=200, messages=6)["goals"]
     missed = [goal for goal in goals if (goal["reached"] > goal["wanted"] if goal["at_most"] else False)]
     assert missed == [], json.dumps(goals, indent=1)

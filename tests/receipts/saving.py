@@ -18,7 +18,7 @@ from models.sql import sql
 from receipts import deliver, kinds, log_client, save, shard_consumers
 from receipts.kinds import stream_keys
 from receipts.receipt import Receipt
-from receipts.streams.consume import consume_together
+from receipts.streams.consume import ShardRun, consume_together
 from receipts.streams.consumers import Shard
 from receipts.streams.overlapped_run import OverlappedRun
 from receipts.streams.shard_lease import ShardLease
@@ -121,6 +121,16 @@ def begin(holder: str | None = None, kind: str = kinds.CHAT) -> OverlappedRun:
     make_run = shard.consumer.make_run
     assert make_run is not None
     run: OverlappedRun = make_run(shard, lease)
+    run.begin()
+    return run
+
+
+def begin_delivering() -> ShardRun:
+    """Take the shard of the chats as a deliverer."""
+    shard = deliver.shard_of(0)
+    lease = ShardLease.take(engine(), shard, seconds=10)
+    assert lease, "the shard is not free"
+    run = ShardRun(shard, lease)
     run.begin()
     return run
 

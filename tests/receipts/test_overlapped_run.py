@@ -1,12 +1,13 @@
 """A saver that reads one batch while the ledger writes another: an error loses, doubles and reorders nothing.
 
-In each test three batches are in work: the first is committed and not acknowledged, the second is being written, and
+In most tests three batches are in work: the first is committed and not acknowledged, the second is being written, and
 the third has been read.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from receipts.receipt import Receipt
 from receipts.save_batch import save_batch
 from receipts.streams import overlapped_run
 from receipts.streams.overlapped_run import OverlappedRun
+from receipts.streams.shard_lease import ShardLease
 from receipts.streams.source import StreamSource
 from tests.receipts.accepting import KINDS, accepted
 from tests.receipts.consuming import consume_until_idle
@@ -39,6 +41,15 @@ pytestmark = [pytest.mark.guarantee, pytest.mark.usefixtures("small_batches", "o
 def one_batch_per_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a step write one batch, so that a test can act between two of them."""
     monkeypatch.setattr(overlapped_run, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(overlapped_run, "HANDED_OVER", 2)
+
+
+def begin_with_a_committed_batch(holder: str | None = None, kind: str = kinds.CHAT) -> OverlappedRun:
+    """Begin a run. Its first batch is committed and not acknowledged, and the second one has been read."""
+    run = begin(holder, kind)
+    run.step()
+    run._batches[0].write.result(10)
+    return run
 
 
 def pending(receiving: Receiving, run: OverlappedRun) -> int:
@@ -82,8 +93,7 @@ def test_an_error_while_a_batch_is_acknowledged_waits_for_the_batch_that_is_bein
     receiving: Receiving, kind: str, window: str
 ) -> None:
     receipts = accepted(receiving, kind, COUNT)
-    run = begin(kind=kind)
-    run.step()
+    run = begin_with_a_committed_batch(kind=kind)
     failpoint.arm(f"{window}=raise")
     try:
         with pytest.raises(FailpointHit):
@@ -104,10 +114,10 @@ def test_an_error_of_the_write_drops_the_batch_that_was_read_meanwhile(
 ) -> None:
     """Otherwise the third batch would be saved before the second one."""
     receipts = accepted(receiving, kind, COUNT)
-    run = begin(kind=kind)
-    run.step()
+    run = begin_with_a_committed_batch(kind=kind)
     failpoint.arm(f"{window}=raise")
     try:
+        run.step()
         with pytest.raises(FailpointHit):
             run.step()
     finally:
@@ -123,8 +133,7 @@ def test_a_saver_that_was_overtaken_with_three_batches_in_work_writes_nothing_mo
     receiving: Receiving, ledger: ServersOfTests, kind: str
 ) -> None:
     receipts = accepted(receiving, kind, COUNT)
-    stale = begin("stale", kind)
-    stale.step()
+    stale = begin_with_a_committed_batch("stale", kind)
     time_passes(ledger, receiving.client)
     save_all()
     with pytest.raises(LeaseLost) as lost:
@@ -140,14 +149,17 @@ def test_a_turn_writes_one_batch_after_the_other_and_looks_for_garbage_only_afte
     monkeypatch.setattr(overlapped_run, "TURN_SECONDS", 600.0)
     receipts = accepted(receiving, kinds.CHAT, COUNT)
     collects: list[bool] = []
+    intervals: set[float] = set()
 
     def save(*given: object) -> object:
         collects.append(gc.isenabled())
+        intervals.add(round(sys.getswitchinterval(), 6))
         return save_batch(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("receipts.save.save_batch", save)
-    run = begin()
+    run, interval = begin(), sys.getswitchinterval()
     run.step()
+    assert (intervals, sys.getswitchinterval()) == ({overlapped_run.SWITCH_SECONDS}, interval)
     assert ledger_ids() == [receipt.id for receipt in receipts]
     assert pending(receiving, run) == 0
     assert (collects, gc.isenabled()) == ([False] * 4, True)
@@ -163,6 +175,65 @@ def test_a_run_that_ends_with_batches_in_work_finishes_them(receiving: Receiving
     assert pending(receiving, run) == 0
     run.end()
     assert ledger_ids() == [receipt.id for receipt in receipts[:4]]
+    save_all()
+    assert_saved_in_order(receiving, receipts)
+
+
+def test_batches_that_wait_behind_a_write_that_fails_are_not_begun(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches are handed over, and the first one fails when the others wait behind it."""
+    monkeypatch.setattr(overlapped_run, "TURN_SECONDS", 600.0)
+    monkeypatch.setattr(overlapped_run, "HANDED_OVER", 3)
+    receipts = accepted(receiving, kinds.CHAT, COUNT)
+    are_waiting, writes = threading.Event(), []
+    finish = OverlappedRun._finish_first
+
+    def finish_first(run: OverlappedRun) -> None:
+        assert len(run._batches) == 3
+        are_waiting.set()
+        finish(run)
+
+    def fail(*_: object) -> object:
+        writes.append(1)
+        assert are_waiting.wait(10), "the others were not handed over"
+        raise FailpointHit("the write")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OverlappedRun, "_finish_first", finish_first)
+        patched.setattr(save, "save_batch", fail)
+        run = begin()
+        with pytest.raises(FailpointHit):
+            run.step()
+    assert (len(writes), len(run.collected)) == (1, 6)
+    assert ledger_ids() == []
+    run.end()
+    save_all()
+    assert_saved_in_order(receiving, receipts)
+
+
+def test_a_shard_is_handed_over_after_the_last_write_has_ended(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipts = accepted(receiving, kinds.CHAT, COUNT)
+    goes_on, events = threading.Event(), []
+
+    def write(*given: object) -> object:
+        assert goes_on.wait(10)
+        answer = save_batch(*given)  # type: ignore[arg-type]
+        events.append("written")
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save, "save_batch", write)
+        _after(patched, ShardLease, "release", lambda: events.append("released"))
+        run = begin()
+        run.step()
+        timer = threading.Timer(0.2, goes_on.set)
+        timer.start()
+        run.end()
+        timer.join()
+    assert events == ["written", "released"]
     save_all()
     assert_saved_in_order(receiving, receipts)
 

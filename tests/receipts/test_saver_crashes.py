@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +27,7 @@ from tests.servers import ServersOfTests
 
 COUNT = 6  # three batches of two
 # A saver reads its streams in turn, so that the read of a kind has this number.
+READ = [rb"WATCH ", rb"EVAL ", rb"XREADGROUP ", rb"EXEC"]
 READS = {kinds.CHAT: 1, kinds.TASKS: 3, kinds.DOCUMENTS: 5}
 SAVER_WINDOWS = (
     "receipts.before_save",
@@ -154,14 +156,16 @@ def test_a_commit_whose_reply_is_lost_saves_each_message_once(
     assert ledger_ids() == [receipt.id for receipt in receipts]
 
 
-@pytest.mark.parametrize("nth", range(1, 9))
-def test_a_script_whose_reply_a_saver_never_gets_costs_no_message(
-    receiving: Receiving, redis_line: FaultProxy, nth: int
+@pytest.mark.parametrize(
+    ("command", "nth"), [*((EVALSHA, nth) for nth in range(1, 8)), *itertools.product(READ, (1, 2, 3))]
+)
+def test_a_reply_of_redis_that_a_saver_never_gets_costs_no_message(
+    receiving: Receiving, redis_line: FaultProxy, command: bytes, nth: int
 ) -> None:
-    """The scripts that claim, read, tell and acknowledge, of the first two batches."""
+    """The scripts that claim, tell and acknowledge, and the commands that read, of the first batches."""
     receipts = accepted(receiving, kinds.CHAT, COUNT)
     run = begin()
-    redis_line.arm(Fault.LOSE_REPLY, EVALSHA, nth=nth)
+    redis_line.arm(Fault.LOSE_REPLY, command, nth=nth)
     with pytest.raises(Unreachable):
         consume_until_idle(run)
     run.end()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -23,6 +23,7 @@ from receipts.errors import ReceiptsFull
 from receipts.needed_consumers import needed_consumers
 from receipts.receipt import COMMIT, Receipt
 from receipts.save import save_any_shard
+from receipts.streams import fenced_read
 from receipts.switches import read_switches
 from tests.receipts.accepting import accepted, deliver_before_saved, turn
 from tests.receipts.orders import in_ledger, inversions, numbered, published
@@ -31,6 +32,7 @@ from tests.receipts.saving import (
     assert_empty,
     assert_once,
     begin,
+    begin_delivering,
     deliver_all,
     ledger_ids,
     save_all,
@@ -131,6 +133,33 @@ def test_a_switch_that_is_turned_again_and_again_loses_doubles_and_overtakes_not
         assert levels == {Level.ACCEPTED}
         assert set(pushed) == set(saved)
         assert inversions(pushed) == 0
+
+
+@pytest.mark.parametrize("delivers", [False, True])
+def test_a_switch_that_is_turned_between_the_question_and_the_read_stops_the_read(
+    receiving: Receiving, delivers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate was open when Redis was asked; before it reads, the stream belongs to the other group."""
+    deliver_before_saved(is_on=delivers)
+    receipts = accepted(receiving, kinds.CHAT, 2)
+    run = begin_delivering() if delivers else begin()
+    ask = fenced_read._ask
+
+    def ask_and_switch(connection: object, commands: Sequence[Sequence[object]]) -> list[object]:
+        answers = ask(connection, commands)
+        if commands[0][0] == "WATCH" and commands[-1][0] == "EVAL":
+            deliver_before_saved(is_on=not delivers)
+        return answers
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fenced_read, "_ask", ask_and_switch)
+        assert not run.collect()
+    assert run.source.is_closed
+    assert receiving.client.xpending(run.shard.key, run.shard.group)["pending"] == 0
+    run.end()
+    deliver_all()
+    save_all()
+    assert_once(receiving, receipts)
 
 
 def test_all_switches_that_are_turned_at_once_with_several_shards_lose_and_overtake_nothing(
