@@ -49,6 +49,7 @@ from receipts.streams.repeats import Repeats
 from receipts.streams.shard_lease import ShardLease
 from receipts.streams.source import StreamSource, wait_for_any
 from sinks.contract import UnknownSink
+from tasks.execution.worker_end import worker_ends
 
 BATCH_CHARACTERS: Final = 16_000_000
 FIRST_ENTRY_CHARACTERS: Final = 100_000.0  # what the entries of the first batch are assumed to have
@@ -76,6 +77,7 @@ def consume_together(
 ) -> bool:
     """Hold those of the shards that are free and consume them in turn, for some time. Return False if none is free.
 
+    It ends early if the worker of this process is about to end.
     The others are held as soon as they become free: after a crash their leases expire one after the other.
     An error ends the run of its shard only. The shard is tried again after a second, so that a short outage does not
     leave it without a consumer as long as the others have one; the error of a last attempt is raised at the end.
@@ -88,7 +90,7 @@ def consume_together(
             return False
         every_second()
         going = [run for run in runs if run.goes_on(run.begin)]
-        while going and (now := time.monotonic()) < ends_at:
+        while going and (now := time.monotonic()) < ends_at and not worker_ends():
             if now - called_at >= 1:
                 every_second()
                 called_at = now
