@@ -12,7 +12,7 @@ One script could do the same, but all fields of all entries would be copied into
 used only when the memory of Redis is used up: Redis refuses transactions then, and reading is what makes room.
 
 The commands are sent without redis-py's pipeline. If the connection breaks, that raises WatchError as if nothing had
-been read; whoever repeats the read then skips the entries of the lost reply.
+been read; a caller that repeats the read then skips the entries of the lost reply.
 """
 
 from __future__ import annotations

@@ -40,8 +40,6 @@ from receipts.streams.shard_lease import ShardLease
 # How long a backlog is written before the other shards of this process have their turn. Asking them after each batch
 # would cost a tenth of the time in which PostgreSQL has nothing to do.
 TURN_SECONDS: Final = 0.25
-
-
 # How many batches are handed over and not acknowledged. With two, PostgreSQL has nothing to do each time that reading
 # takes a little longer than writing.
 HANDED_OVER: Final = 3
