@@ -36,21 +36,19 @@ from sqlalchemy.orm import Session
 import metrics
 import settings
 from failpoint import failpoint
-from models.driver_values import array_of_ids
 from models.engine import autocommit
 from models.errors import CeleriacError
 from models.ledger_outage import wait_for_ledger
-from models.sql import sql
 from tally.counts import count
 from tally.subjects import Subject
 from tasks.core import wakeups
 from tasks.core.batch_size import is_kept_small
-from tasks.core.due_times import DUE_AT, IS_PAUSED, KINDS, NOT_EXPIRED, OPEN
 from tasks.core.holders import holder_of
 from tasks.core.outcomes import Released, Snoozed
 from tasks.core.partition_keys import NEXT_SECONDS
 from tasks.core.registry import find, handlers
 from tasks.execution.claim import Claim, claim
+from tasks.execution.due_tasks import find_due, find_woken
 from tasks.execution.limits import claim_admitted
 from tasks.execution.run import run
 from tasks.execution.run_async import run_async
@@ -62,27 +60,11 @@ logger = logging.getLogger(__name__)
 Id = Any  # text in a message, a UUID in the answer to a claim
 Owned = Callable[[Sequence[uuid.UUID]], None]
 UNHANDLED_SECONDS: Final = 30.0
-FAIR_SECONDS: Final = 5.0
 # Ids with a partition key that are given to one claim; the batch is filled with the tasks behind them. While a process
 # has a key, other processes can do nothing for it.
 KEYED_AT_ONCE: Final = 100
 MOST_LOOKS: Final = 3  # for due tasks that no other claim holds
 GO_ON_SECONDS: Final = 1.0  # lost wake-ups are noticed and sent again meanwhile
-# due_of_kind: the tasks of one queue and type that have been due for longest. Some may be locked by other claims. There
-# are none if `:yields` and tasks of another known type have been due in the queue for some seconds.
-DUE_OF_KIND: Final = sql(f"""
-    WITH RECURSIVE clock AS MATERIALIZED (SELECT ledger.ledger_now() AS at), {KINDS}
-    SELECT id FROM ledger.ingest_task
-    WHERE queue = :queue AND type = :type AND {OPEN} AND NOT isolated
-      AND {DUE_AT} <= (SELECT at FROM clock) AND {NOT_EXPIRED} AND NOT {IS_PAUSED}
-      AND id <> ALL(CAST(:but AS uuid[]))
-      AND NOT (:yields AND EXISTS (
-          SELECT FROM kind
-          WHERE kind.queue = :queue AND kind.type <> :type AND kind.type = ANY(CAST(:known AS text[])) AND EXISTS (
-              SELECT FROM ledger.ingest_task AS other WHERE other.queue = kind.queue AND other.type = kind.type
-              AND {OPEN} AND {DUE_AT} <= (SELECT at - make_interval(secs => :seconds) FROM clock))))
-    ORDER BY {DUE_AT}, id LIMIT :most
-""")
 ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -109,7 +91,7 @@ def deliver(
             continue
         run(claimed)
         if is_empty and not left.all() and _may_go_on(claimed, began_at) and is_empty(claimed.tasks[0].queue):
-            left.plain = _find_due(engine, claimed, began_at, most=1)  # the claim adds the others
+            left.plain = find_due(engine, claimed, began_at, most=1)  # the claim adds the others
 
 
 @dataclass(slots=True)
@@ -165,10 +147,12 @@ def _claim_more(engine: Engine, left: Left, before: Claim, began_at: float, most
     only = {before.handler.type: replace(before.handler, batch=most)}
     tried: list[uuid.UUID] = []
     for _ in range(MOST_LOOKS):
-        due = Left(_find_due(engine, before, began_at, most=most, but=tried))
-        if not due.plain:
-            return None
+        due = Left(find_due(engine, before, began_at, most=most, but=tried))
         tried += due.plain
+        if before.handler.limits is not None:
+            due.limited = find_woken(engine, before, began_at, most=most)
+        if not due.all():
+            return None
         while due.all():
             claimed = _claim(engine, due, None, handlers=only)
             if claimed.tasks:
@@ -188,28 +172,6 @@ def _may_go_on(claimed: Claim, began_at: float) -> bool:
     ):
         return False
     return handler.limits is None and claimed.tasks[0].partition_key is None
-
-
-def _find_due(
-    engine: Engine, before: Claim, began_at: float, *, most: int, but: Sequence[uuid.UUID] = ()
-) -> list[uuid.UUID]:
-    """Return other due tasks of the same queue and type, at most so many, `but` not these."""
-    task = before.tasks[0]
-    values = {
-        "queue": task.queue,
-        "type": task.type,
-        "most": most,
-        "but": array_of_ids(but),
-        "yields": time.monotonic() - began_at > FAIR_SECONDS,
-        "seconds": FAIR_SECONDS,
-        "known": list(handlers()),
-    }
-
-    def find() -> list[uuid.UUID]:
-        with autocommit(engine) as connection:
-            return list(connection.execute(DUE_OF_KIND, values).scalars())
-
-    return wait_for_ledger(find)
 
 
 def _claim(engine: Engine, left: Left, owned: Owned | None, **how: Any) -> Claim:

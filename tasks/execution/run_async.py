@@ -5,9 +5,10 @@
     other threads     steps and sinks of the handlers: nothing waits for PostgreSQL on the event loop
 
 When a task ends, its place is given to another due task of the same queue and type, so that a few slow tasks do not
-hold up the others. After `REFILL_SECONDS`, or earlier if other types in the queue are waiting or the worker is about to
-end, no more are claimed, and the process takes its next message when the last task has ended. A task that must run
-alone (docs/protocol.md, Poison) has the event loop for itself.
+hold up the others. That may be a task that has waited for a limit of the handler (`limits.py`). After `REFILL_SECONDS`,
+or earlier if other types in the queue are waiting or the worker is about to end, no more are claimed, and the process
+takes its next message when the last task has ended. A task that must run alone (docs/protocol.md, Poison) has the event
+loop for itself.
 
 Each running task has a lease of its own with the token of its claim, so that the heartbeat watches its hard limit and
 its row. A task that was discarded or taken over is cancelled with `LeaseLost`. If the worker stops, all are cancelled
@@ -45,6 +46,7 @@ from tasks.execution.claim import Claim
 from tasks.execution.daemon_threads import DaemonThreads
 from tasks.execution.event_loop import LoopWatch, event_loop, interruptible
 from tasks.execution.hard_limits import forget_limit, note_limit
+from tasks.execution.limits import has_places
 from tasks.execution.run import NOT_ITS_TURN, claim_is_ended, decide_outside, finish_outside, lease_is_held
 from tasks.execution.settle import STOP_SECONDS, settle
 from tasks.execution.stopping import what_stops
@@ -165,6 +167,8 @@ class AsyncRun:
                 self.something_ended.clear()
                 await self.threads.settle(self._settle_ended)
                 self._note_limit()  # the write of a `Finish` has noted its own
+                if has_places(self.handler):
+                    self.look_at = 0.0  # a task may have been waiting for these places
             elif self._may_refill():
                 await self._refill()
             elif self.running:
@@ -326,7 +330,7 @@ class AsyncRun:
             return
         if has_claimed:
             self.look_seconds = FIRST_LOOK_SECONDS
-        elif self.running:
+        elif self.running or self.ended:
             self.look_at = time.monotonic() + self.look_seconds
             self.look_seconds = min(2 * self.look_seconds, LONGEST_LOOK_SECONDS)
         else:

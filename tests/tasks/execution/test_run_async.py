@@ -16,7 +16,7 @@ from models.engine import engine
 from models.sql import sql
 from tasks import Discard, Finish, LeaseLost, Permanent, Snooze
 from tasks.core.task import Task
-from tasks.execution import deliver as deliver_module
+from tasks.execution import due_tasks
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.deliveries import (
@@ -176,7 +176,7 @@ def test_tasks_of_the_message_that_took_a_free_place_are_not_delivered_again() -
 def test_no_more_tasks_are_claimed_while_another_type_waits_in_the_queue(
     stack: ServersOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver_module, "FAIR_SECONDS", 0.0)
+    monkeypatch.setattr(due_tasks, "FAIR_SECONDS", 0.0)
     others = submitted(1, "test.insert")
     move(stack, 1)
     ran: list[int] = []
