@@ -82,11 +82,11 @@ class Memory:
 def throughput(system: System, count: int, say: Say) -> Rate:
     """Measure how fast tasks that were submitted before run."""
     say(f"{system.name}: {count:,} tasks …")
-    with _servers(system) as (engine, place):
+    with servers(system) as (engine, place):
         if system.module == "ours":
             answer(place, "ours", "gates")
         _submit(place, system, count)
-        with _working(place, system) as running:
+        with working_system(place, system) as running:
             place.await_all(running)
             began_at = time.monotonic()
             place.open_gate()
@@ -100,13 +100,13 @@ def throughput(system: System, count: int, say: Say) -> Rate:
 def waiting_rate(system: System, count: int, say: Say) -> Rate:
     """Measure tasks that wait for a slow HTTP server, until all are done: ours SUCCEEDED, others answered."""
     say(f"{system.name}: {count:,} tasks that wait {PAUSE_SECONDS:g} s …")
-    with slow_server() as server, _servers(system, {SLOW_URL: server.url}) as (engine, place):
+    with slow_server() as server, servers(system, {SLOW_URL: server.url}) as (engine, place):
         if system.type:
             answer(place, "ours", "gates")
             _submit(place, system, count)
         else:
             answer(place, system.module, "submit_waiting", count)
-        with _working(place, system) as running:
+        with working_system(place, system) as running:
             place.await_all(running)
             began_at = time.monotonic()
             place.open_gate()
@@ -149,7 +149,7 @@ def percentiles(waits: Sequence[float]) -> Latency:
 def submitting(system: System, command: tuple[str | int, ...], say: Say) -> float:
     """Return how many tasks per second are submitted."""
     say(f"{system.name}: {command[0]} …")
-    with _servers(system) as (_engine, place):
+    with servers(system) as (_engine, place):
         seconds: float = answer(place, system.module, *command)["seconds"]
     return int(command[1]) / seconds
 
@@ -167,12 +167,12 @@ def memory(system: System, first: int, last: int, say: Say) -> Memory:
     return Memory(first, grown[0], last, grown[1])
 
 
-def _working(place: Place, system: System) -> AbstractContextManager[list[ChildProcess]]:
+def working_system(place: Place, system: System) -> AbstractContextManager[list[ChildProcess]]:
     return working(place, system.module, system.width, system.programs, system.command)
 
 
 @contextmanager
-def _servers(system: System, variables: Mapping[str, str] = NOTHING) -> Iterator[tuple[Engine, Place]]:
+def servers(system: System, variables: Mapping[str, str] = NOTHING) -> Iterator[tuple[Engine, Place]]:
     """Start fresh servers with an empty table of effects, and create a folder for the programs."""
     with scratch_servers() as settings, tempfile.TemporaryDirectory(prefix="celeriac-bench-") as folder:
         engine = make_engine(settings.database_url)
@@ -188,12 +188,12 @@ def _servers(system: System, variables: Mapping[str, str] = NOTHING) -> Iterator
 @contextmanager
 def _warm(system: System) -> Iterator[tuple[Engine, Place, list[ChildProcess]]]:
     """Start servers and workers, let each process run one task, and empty the table of effects."""
-    with _servers(system) as (engine, place):
+    with servers(system) as (engine, place):
         if system.module == "ours":
             answer(place, "ours", "gates")
         else:
             answer(place, system.module, "submit", 2)
-        with _working(place, system) as running:
+        with working_system(place, system) as running:
             place.await_all(running)
             place.open_gate()
             if system.module != "ours":

@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     bench.callback()(lambda: None)
     bench.command()(outbox)
     bench.command()(ingest)
+    bench.command("async")(long_tasks)
     bench.command()(recovery)
     bench.command()(sinks)
     bench.command()(operations)
@@ -146,6 +147,34 @@ def ingest(
         print_json({"found": found, "goals": goals})
         return
     _print_systems(found)
+    print_goals(goals)
+
+
+def long_tasks(
+    *,
+    count: Annotated[int, typer.Option(min=1000, help="Number of tasks in each run.")] = 20_000,
+    concurrency: Annotated[int, typer.Option(min=50, help="Tasks that run at once in each process.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Measure whether long tasks of an async handler hold up the short ones beside them.
+
+    Two processes run tasks of 50 ms: alone, beside a few that take 30 seconds, and with 1 % that take 30 seconds.
+
+    Example: `manage.py bench async --count 5000`
+    """
+    from bench import long_tasks as measured
+
+    with running_bench() as show:
+        found = measured.measure(count=count, concurrency=concurrency, say=show)
+    goals = measured.goals(found)
+    if as_json:
+        print_json({"found": found, "goals": goals})
+        return
+    print_table(
+        (f"{count:,} tasks of 50 ms, some of 30 s", "long tasks", "short tasks/s", "places in use"),
+        [(each.what, str(each.long_tasks), f"{each.short_per_second:,.0f}", f"{each.in_use:.0%}") for each in found],
+    )
+    console.print()
     print_goals(goals)
 
 

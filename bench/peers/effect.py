@@ -20,6 +20,7 @@ CLIENTS: Final = 4  # threads that submit one by one
 PAUSE_SECONDS: Final = 0.03  # between single tasks: light load
 GATE: Final = "BENCH_GATE"
 SLOW_URL: Final = "BENCH_SLOW_URL"
+CONCURRENCY: Final = "BENCH_CONCURRENCY"
 AT_ONCE: Final = 100  # tasks that wait for the network at the same time, in both processes together
 VALUE: Final = "x" * 100
 SINK: Final = "CREATE TABLE bench_sink (n bigint NOT NULL, value text NOT NULL)"
@@ -47,6 +48,11 @@ def broker_url() -> str:
 def slow_url() -> str:
     """Return the address of the server that answers slowly (`bench/slow_server.py`)."""
     return os.environ[SLOW_URL]
+
+
+def concurrency() -> int:
+    """Return how many tasks of `bench async` run at once in a process."""
+    return int(os.environ.get(CONCURRENCY, AT_ONCE))
 
 
 def become(*command: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -11,12 +12,14 @@ import httpx2
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from bench.peers.effect import AT_ONCE, INSERT, PROCESSES, VALUE, pass_gate, slow_url
+from bench.peers.effect import AT_ONCE, INSERT, PROCESSES, VALUE, concurrency, pass_gate, slow_url
 from models.guarded_session import GuardedSession
 from tasks import Task, handler
 
 MANY: Final = 1000
 HUNDRED: Final = 100
+SHORT_SECONDS: Final = 0.05
+LONG_SECONDS: Final = 30.0
 ONE_ROW: Final = text("INSERT INTO bench_sink (n, value) VALUES (:n, :value)")
 # the same statement as in raw_sql.py
 MANY_ROWS: Final = text("INSERT INTO bench_sink (n, value) SELECT n, :value FROM unnest(CAST(:n AS bigint[])) AS n")
@@ -53,6 +56,11 @@ def start(task: Task, db: Session) -> None:
 @handler("bench.wait", concurrency=AT_ONCE // PROCESSES)
 async def wait(_task: Task) -> None:
     await _client().get(slow_url())
+
+
+@handler("bench.nap", concurrency=concurrency())
+async def nap(task: Task) -> None:
+    await asyncio.sleep(task.payload["seconds"])
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Final
 
 import settings
 from bench.peers.effect import CLIENTS, PAUSE_SECONDS, PROCESSES, become, run_command
+from bench.peers.our_handlers import LONG_SECONDS, SHORT_SECONDS
 from models.engine import engine, sessions
 from models.sql import sql
 from outbox.after_commit_publisher import after_commit_publisher
@@ -54,6 +55,13 @@ def submit(count: int, type: str, first: int = 0, keys: int = 0) -> dict[str, fl
     seconds = time.monotonic() - began_at
     _publish_all()
     return {"seconds": seconds}
+
+
+def naps(count: int, every: int, long: int) -> None:
+    """Submit tasks of the async handler of `bench async`. Of each `every` tasks the first `long` ones are long."""
+    payloads = [{"seconds": LONG_SECONDS if n % every < long else SHORT_SECONDS} for n in range(count)]
+    for start in range(0, count, CHUNK):
+        _submit_now([NewTask("bench.nap", payload) for payload in payloads[start : start + CHUNK]])
 
 
 def one_by_one(count: int, in_sessions: int) -> dict[str, float]:
@@ -138,6 +146,7 @@ if __name__ == "__main__":
         hold=hold,
         lost=lost,
         submit=submit,
+        naps=naps,
         one_by_one=one_by_one,
         singles=singles,
         work=work,
