@@ -159,6 +159,8 @@ class Claim:
                 self.block_key_behind(task)
         announce(settled, self.followed, self.seconds)
         drop_errors(outcomes.values())
+        for task in outcomes:
+            self.seconds.pop(task, None)
 
     def block_key_behind(self, task: Task) -> None:
         """Let no later task of the same partition key run in this claim."""

@@ -210,6 +210,7 @@ class AsyncRun:
         context.enter_context(claim_is_ended(claim))
         self.claims[id(claim)] = (claim, context)
         self.waiting |= dict.fromkeys(claim.tasks, claim)
+        del claim.tasks[1:]  # otherwise one slow task would keep all others of its claim in memory
 
     async def _start_waiting(self) -> None:
         """Start the claimed tasks whose turn it is. Those behind a task that did not succeed are released."""
