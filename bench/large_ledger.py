@@ -20,11 +20,12 @@ RESULTS: Final = 3
 # fill: `:count` tasks of several types and queues. Every fourth is due, one in forty of the others is dead.
 FILL: Final = sql("""
     INSERT INTO ledger.ingest_task (id, type, payload, queue, status, attempt_count, last_error, error_message,
-                                    error_code, created_at, updated_at, finished_at, last_wakeup_at)
+                                    error_code, error_fingerprint, created_at, updated_at, finished_at, last_wakeup_at)
     SELECT CASE WHEN n % 10 = 0 THEN gen_random_uuid()  -- of a task with a key; the others are in the order of time
                 ELSE CAST('0190' || lpad(to_hex(n), 8, '0') || '7' || right(gen_random_uuid()::text, 21) AS uuid) END,
            'type.' || n % :types, '{}', 'queue-' || n % :queues, status,
-           CASE WHEN status = 'DEAD' THEN 10 ELSE 0 END, error, error, error, at, at,
+           CASE WHEN status = 'DEAD' THEN 10 ELSE 0 END, error, error, error,
+           ledger.ingest_error_fingerprint(error, error), at, at,
            CASE WHEN status <> 'QUEUED' THEN at END, at
     FROM generate_series(1, :count) AS n CROSS JOIN LATERAL (
         SELECT CASE WHEN n % 4 = 0 THEN 'QUEUED' WHEN n % 40 = 1 THEN 'DEAD' ELSE 'SUCCEEDED' END AS status,

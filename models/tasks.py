@@ -16,7 +16,7 @@ import uuid
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import BigInteger, Computed, Identity, Index, PrimaryKeyConstraint, Sequence, SmallInteger, Text, text
+from sqlalchemy import BigInteger, Identity, Index, PrimaryKeyConstraint, Sequence, SmallInteger, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from models.base import FREQUENT_UPDATES, Actor, Base, Count, Flag, Json, JsonObject, Number, Stamp, checks, one_of
@@ -44,23 +44,6 @@ _KEYED_AND_UNFINISHED: Final = text("partition_key IS NOT NULL AND status NOT IN
 _PRINCIPAL: Final = text("(context ->> 'principal')")
 _CHANGED_AT: Final = text("COALESCE(finished_at, updated_at)")
 _HAS_PRINCIPAL: Final = text("context ->> 'principal' IS NOT NULL AND status <> 'RUNNING'")
-# What may vary between two errors of one kind: a UUID as a whole, because some of its groups may have no digit; numbers
-# and hexadecimal ids; quoted words. An apostrophe within a word does not begin a quotation.
-_VARYING: Final = "|".join(
-    (
-        "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-        "[0-9a-fA-F]*[0-9][0-9a-fA-F]*([.,][0-9]+)*",
-        '"[^"]*"',
-        r"(?<!\w)''[^'']*''",
-    )
-)
-# Errors that differ only in that have the same fingerprint. As PostgreSQL prints it.
-_FINGERPRINT: Final = f"""
-CASE
-    WHEN (error_message IS NOT NULL) THEN to_hex(hashtextextended(((COALESCE(error_code, ''::text) || ' '::text)
-        || regexp_replace(error_message, '{_VARYING}'::text, '#'::text, 'g'::text)), (0)::bigint))
-    ELSE NULL::text
-END"""
 KEY_SEQ: Final = Sequence("ingest_task_key_seq", metadata=Base.metadata)
 
 
@@ -159,7 +142,7 @@ class IngestTask(Base):
     last_error: Mapped[str | None]
     error_message: Mapped[str | None]
     error_code: Mapped[str | None]
-    error_fingerprint: Mapped[str | None] = mapped_column(Computed(_FINGERPRINT, persisted=True))
+    error_fingerprint: Mapped[str | None]  # ingest_error_fingerprint(error_code, error_message)
     result: Mapped[Json | None]
     notify: Mapped[str | None]
     created_at: Mapped[Stamp]

@@ -22,8 +22,9 @@ from tasks.core.outcomes import Dead, Discarded, Isolated, Outcome, Released, Re
 _NOW: Final = "(SELECT at FROM clock)"
 _LATER: Final = f"{_NOW} + make_interval(secs => given.wait_ms / 1000)"
 _FAILED: Final = """attempt_count = task.attempt_count + 1, last_error = given.last_error,
-                error_message = given.error_message, error_code = given.error_code"""
-_NO_ERROR: Final = "last_error = NULL, error_message = NULL, error_code = NULL"
+                error_message = given.error_message, error_code = given.error_code,
+                error_fingerprint = ledger.ingest_error_fingerprint(given.error_code, given.error_message)"""
+_NO_ERROR: Final = "last_error = NULL, error_message = NULL, error_code = NULL, error_fingerprint = NULL"
 _ERROR_COLUMNS: Final = {"last_error": "text", "error_message": "text", "error_code": "text"}
 
 

@@ -40,10 +40,11 @@ SPANS: Final = (
 
 TASKS: Final = sql("""
     INSERT INTO ledger.ingest_task (id, type, queue, payload, status, attempt_count, last_error, error_message,
-        error_code, next_retry_at, lease_token, created_at, updated_at, finished_at)
+        error_code, error_fingerprint, next_retry_at, lease_token, created_at, updated_at, finished_at)
     SELECT gen_random_uuid(), :type, :queue, '{}', :status, CASE WHEN :failed THEN 2 ELSE 0 END,
            CASE WHEN :failed THEN 'Traceback' END, CASE WHEN :failed THEN 'The server answered 503.' END,
            CASE WHEN :failed THEN 'handler_error' END,
+           CASE WHEN :failed THEN ledger.ingest_error_fingerprint('handler_error', 'The server answered 503.') END,
            CASE WHEN :status = 'RETRYING' THEN at + make_interval(secs => 20 + n) END,
            CASE WHEN :status = 'RUNNING' THEN CAST(:token AS uuid) END,
            at - make_interval(secs => n * 0.2), at - make_interval(secs => n * 0.2),

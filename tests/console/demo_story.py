@@ -42,19 +42,21 @@ DEATHS: Final = (
 )
 DEAD: Final = sql("""
     INSERT INTO ledger.ingest_task (id, type, queue, payload, status, attempt_count, error_code, error_message,
-        last_error, created_at, updated_at, finished_at)
+        error_fingerprint, last_error, created_at, updated_at, finished_at)
     SELECT gen_random_uuid(), :type, :queue, jsonb_build_object('customer', 4700 + n), 'DEAD', 3, :code,
-        replace(:message, '{}', (4700 + n)::text), :traceback, died_at - interval '40 minutes', died_at, died_at
+        replace(:message, '{}', (4700 + n)::text), ledger.ingest_error_fingerprint(:code, :message),
+        :traceback, died_at - interval '40 minutes', died_at, died_at
     FROM generate_series(1, :count) AS n CROSS JOIN LATERAL (
         SELECT ledger.ledger_now() - make_interval(secs => 240 + 3600 * :hours * power(n / CAST(:count AS float8), 2))
     ) AS at(died_at)
 """)
 TASK: Final = sql("""
     INSERT INTO ledger.ingest_task (id, type, queue, payload, context, status, idempotency_key, partition_key, key_seq,
-        attempt_count, max_attempts, error_code, error_message, last_error, result, next_retry_at, lease_token,
-        last_wakeup_at, created_at, updated_at, finished_at)
+        attempt_count, max_attempts, error_code, error_message, error_fingerprint, last_error, result,
+        next_retry_at, lease_token, last_wakeup_at, created_at, updated_at, finished_at)
     SELECT :id, :type, :queue, CAST(:payload AS jsonb), CAST(:context AS jsonb), :status, :key, :partition_key,
-        CASE WHEN CAST(:partition_key AS text) IS NOT NULL THEN 12 END, :attempts, 3, :code, :message, :traceback,
+        CASE WHEN CAST(:partition_key AS text) IS NOT NULL THEN 12 END, :attempts, 3, :code, :message,
+        ledger.ingest_error_fingerprint(:code, :message), :traceback,
         CAST(:result AS jsonb), CASE WHEN :status = 'RETRYING' THEN at + interval '4 minutes' END,
         CASE WHEN :status = 'RUNNING' THEN CAST(:id AS uuid) END, changed,
         changed - make_interval(secs => 60 * :age), changed,

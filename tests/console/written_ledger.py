@@ -21,9 +21,11 @@ from workflows import TYPE as WORKFLOW
 
 TASK: Final = """
     INSERT INTO ledger.ingest_task (id, type, queue, payload, context, status, idempotency_key, partition_key, key_seq,
-        notify, attempt_count, error_code, error_message, last_error, result, next_retry_at, lease_token, finished_at)
+        notify, attempt_count, error_code, error_message, error_fingerprint,
+        last_error, result, next_retry_at, lease_token, finished_at)
     VALUES (:{id}, :{type}, :name, :{payload}, jsonb_build_object('principal', :name, 'x', :name),
-        '{status}', :name, :name, {number}, :name, 1, :name, :words, :words, to_jsonb(:name),
+        '{status}', :name, :name, {number}, :name, 1, :name, :words,
+        ledger.ingest_error_fingerprint(:name, :words), :words, to_jsonb(:name),
         {retry_at}, {token}, {finished_at})
 """
 IDS: Final = (

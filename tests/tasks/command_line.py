@@ -88,8 +88,9 @@ def buried(count: int, **columns: Any) -> list[uuid.UUID]:
     values |= columns
     names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
     insert = sql(f"""
-        INSERT INTO ledger.ingest_task (id, status, finished_at, {names})
-        SELECT gen_random_uuid(), 'DEAD', (SELECT ledger.ledger_now()), {places}
+        INSERT INTO ledger.ingest_task (id, status, finished_at, error_fingerprint, {names})
+        SELECT gen_random_uuid(), 'DEAD', (SELECT ledger.ledger_now()),
+               ledger.ingest_error_fingerprint(:error_code, :error_message), {places}
         FROM generate_series(1, :n) RETURNING id""")
     with engine().begin() as connection:
         return list(connection.execute(insert, {**values, "n": count}).scalars())

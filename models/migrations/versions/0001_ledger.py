@@ -20,7 +20,7 @@ DROP FUNCTION ledger.tally_add;
 DROP TABLE ledger.tally_period, ledger.task_tally;
 DROP FUNCTION ledger.ingest_submit, ledger.ingest_submit_many, ledger.ingest_fill_in, ledger.ingest_known_queues,
     ledger.ingest_payload_fault, ledger.ingest_draw_turns, ledger.ingest_key_lock, ledger.ingest_give_way,
-    ledger.ingest_fresh_id, ledger.ingest_task_id, ledger.ingest_payload_sha;
+    ledger.ingest_fresh_id, ledger.ingest_task_id, ledger.ingest_payload_sha, ledger.ingest_error_fingerprint;
 DROP TABLE ledger.dead_mute, ledger.bulk_action, ledger.console_link, ledger.console_session, ledger.api_token, ledger.queue_alert, ledger.queue_scale, ledger.queue_pause, ledger.tick, ledger.shard_lease, ledger.checkpoint,
     ledger.receipt_switch, ledger.receipt, ledger.chat_message, ledger.chat_member, ledger.chat, ledger.document_chunk, ledger.document,
     ledger.sink_use, ledger.installation, ledger.sink_transaction, ledger.outbox_audit, ledger.outbox_event, ledger.schedule, ledger.task_worker, ledger.task_queue,

@@ -19,6 +19,8 @@ from tasks.operations.dead_mutes import MUTE_DAYS, MuteEnd, mute_group, read_mut
 from tests.outbox.ledger import move
 from tests.servers import ServersOfTests
 from tests.tasks.command_line import buried, change, dead, manage, submitted
+from tests.tasks.deliveries import scalar
+from tests.tasks.lost_workers import killed, reclaim_lost
 
 pytestmark = pytest.mark.usefixtures("stack")
 
@@ -52,15 +54,25 @@ def groups(order: GroupOrder = GroupOrder.LAST) -> DeadGroups:
         return dead_groups.list_groups(connection, order)
 
 
-def fingerprint(message: str, error_code: str = "handler_error") -> str:
+def fingerprint(message: str, error_code: str = "handler_error") -> str | None:
     task_id = buried(1, error_message=message, error_code=error_code)[0]
     return fingerprints([task_id])[0]
 
 
-def fingerprints(ids: list[uuid.UUID]) -> list[str]:
+def fingerprints(ids: list[uuid.UUID]) -> list[str | None]:
     with engine().connect() as connection:
         statement = sql("SELECT error_fingerprint FROM ledger.ingest_task WHERE id = ANY(:ids)")
         return list(connection.execute(statement, {"ids": ids}).scalars())
+
+
+def wrong_fingerprints() -> int:
+    """Return how many tasks have another fingerprint than that of their error."""
+    return int(
+        scalar("""
+            SELECT count(*) FROM ledger.ingest_task
+            WHERE error_fingerprint IS DISTINCT FROM ledger.ingest_error_fingerprint(error_code, error_message)
+        """)
+    )
 
 
 def died(count: int, *, hours_ago: float = 0.0, **columns: Any) -> list[uuid.UUID]:
@@ -72,6 +84,20 @@ def died(count: int, *, hours_ago: float = 0.0, **columns: Any) -> list[uuid.UUI
 
 def summary(found: DeadGroups) -> list[tuple[str, int]]:
     return [(each.key.type, each.dead.count) for each in found.groups]
+
+
+def test_a_failure_writes_its_fingerprint_and_a_success_clears_it(stack: ServersOfTests) -> None:
+    (once,), (died_,) = submitted({"fail": 1}), dead()
+    deliver(engine(), [once])
+    (lost,) = submitted({})
+    killed([lost], "ingest.after_claim=kill")
+    assert reclaim_lost(stack).charged == 1
+    assert all(fingerprints([once, died_, lost]))
+    assert wrong_fingerprints() == 0
+    change([once], "next_retry_at = ledger.ledger_now()")
+    deliver(engine(), [once])
+    assert fingerprints([once]) == [None]
+    assert wrong_fingerprints() == 0
 
 
 @pytest.mark.parametrize("messages", SAME, ids=lambda messages: messages[0])

@@ -28,10 +28,12 @@ from tests.tasks.registrations import handler_of, registered
 BEGIN = datetime(2026, 11, 16, 10, 0, tzinfo=UTC)
 INSERT = sql("""
     INSERT INTO ledger.ingest_task (id, type, queue, payload, status, lease_token, next_retry_at, partition_key,
-                                    key_seq, last_error, error_message, error_code, updated_at, finished_at)
+                                    key_seq, last_error, error_message, error_code, error_fingerprint,
+                                    updated_at, finished_at)
     VALUES (:id, :type, :queue, '{}', :status, :token, CASE WHEN :status = 'RETRYING' THEN CAST(:at AS timestamptz) END,
             :partition_key, CASE WHEN :partition_key IS NOT NULL THEN nextval('ledger.ingest_task_key_seq') END,
-            :error, :error, CASE WHEN :error IS NOT NULL THEN 'timeout' END, :at,
+            :error, :error, CASE WHEN :error IS NOT NULL THEN 'timeout' END,
+            ledger.ingest_error_fingerprint('timeout', :error), :at,
             CASE WHEN :status IN ('SUCCEEDED', 'DEAD', 'DISCARDED') THEN CAST(:at AS timestamptz) END)
 """)
 LEASE = sql("""
