@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 import settings
 from models.engine import engine
@@ -32,13 +32,20 @@ def other_database(postgres: Cluster) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def other(other_database: Engine) -> Engine:
-    """That database, emptied."""
+def other(other_database: Engine) -> Iterator[Engine]:
+    """That database, emptied. What a test leaves prepared there would hold back the horizon of the whole server."""
     with other_database.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for gid in connection.scalars(text("SELECT gid FROM pg_prepared_xacts WHERE database = 'sink'")).all():
-            connection.execute(text(f"ROLLBACK PREPARED '{gid}'"))
+        _roll_back_prepared(connection)
         connection.execute(text("DROP SCHEMA IF EXISTS celeriac_sink CASCADE; TRUNCATE public.effect"))
-    return other_database
+    yield other_database
+    other_database.dispose()  # the test may have broken its connections
+    with other_database.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        _roll_back_prepared(connection)
+
+
+def _roll_back_prepared(connection: Connection) -> None:
+    for gid in connection.scalars(text("SELECT gid FROM pg_prepared_xacts WHERE database = 'sink'")).all():
+        connection.execute(text(f"ROLLBACK PREPARED '{gid}'"))
 
 
 @pytest.fixture
